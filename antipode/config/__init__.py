@@ -1,0 +1,1 @@
+"""Configuration: typed fields, named patches, and how they are laid over each other. No torch in here."""

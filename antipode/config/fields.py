@@ -1,0 +1,169 @@
+"""Every field of a pre-training run: its type, its bounds, its meaning.
+
+The configuration is flat: one name means one thing, in a file, on the command line and as a keyword argument.
+The sections only group the fields for readers and for --help.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+def split_commas(value: Any) -> Any:
+    """Lists arrive from the command line as text: 60,80."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+Range = Annotated[tuple[float, float], BeforeValidator(split_commas)]
+Numbers = Annotated[tuple[float, ...], BeforeValidator(split_commas)]
+Epochs = Annotated[tuple[Count, ...], BeforeValidator(split_commas)]
+Names = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+class RunFields(Section):
+    """The run"""
+
+    method: str = Field(description="what to train with; `antipode methods` lists them")
+    data: str = Field(description="what to train on: a name, name=path, a folder, a list file or a pack")
+    recipe: str | None = Field(None, description="named settings for a kind of data; chosen by the data's name")
+    seed: int = Field(0, ge=0, description="all randomness is a function of it")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto is bf16 on cards that have it")
+    init: str | None = Field(None, description="start from weights: torchvision:NAME, timm:NAME, a file or a run")
+
+
+class DataFields(Section):
+    """Data"""
+
+    holdout: float = Field(0.1, ge=0, lt=1, description="share held out where the data has no val split")
+    classes: Names | None = Field(None, description="only these classes, by name")
+    fraction: float = Field(1.0, gt=0, le=1, description="a seeded share of the images, stratified by label")
+    channels: Count = Field(3, description="input channels")
+    depth: Literal[8, 16] = Field(8, description="bits a channel; 16 keeps the depth of 16-bit images")
+    normalise: str = Field("computed", description="mean and deviation: computed, imagenet, cifar10, cifar100, half")
+    mean: Numbers | None = Field(None, description="mean per channel in [0, 1]; overrides normalise")
+    std: Numbers | None = Field(None, description="deviation per channel; overrides normalise")
+    max_broken: Probability = Field(0.01, description="share of unreadable images that is skipped, not fatal")
+    resident: bool | None = Field(None, description="keep all decoded images in memory; default: when they fit")
+    workers: Count | None = Field(None, description="decoding threads; default: one a core")
+
+
+class ViewFields(Section):
+    """Views: a named policy, and any of its parameters"""
+
+    views: str = Field("moco-v2", description="augmentation policy")
+    image_size: int = Field(224, ge=8, description="side of a view in pixels")
+    crop_scale: Range | None = Field(None, description="share of the image's area that a crop covers")
+    crop_ratio: Range | None = Field(None, description="aspect ratio of a crop")
+    brightness: NotNegative | None = Field(None, description="strength of the jitter in brightness")
+    contrast: NotNegative | None = Field(None, description="strength of the jitter in contrast")
+    saturation: NotNegative | None = Field(None, description="strength of the jitter in saturation")
+    hue: Annotated[float, Field(ge=0, le=0.5)] | None = Field(None, description="strength of the jitter in hue")
+    jitter: Probability | None = Field(None, description="probability of the colour jitter")
+    grey: Probability | None = Field(None, description="probability of turning grey")
+    blur: Probability | None = Field(None, description="probability of a Gaussian blur")
+    blur_sigma: Range | None = Field(None, description="the blur's deviation in pixels, from and to")
+    solarise: Probability | None = Field(None, description="probability of solarising")
+    flip: Probability | None = Field(None, description="probability of a horizontal flip")
+
+
+class ModelFields(Section):
+    """Model"""
+
+    backbone: str = Field("resnet50", description="resnet-tiny, resnet18 ... resnet152, timm:NAME, package:function")
+    stem: Literal["imagenet", "small"] = Field("imagenet", description="small: 3x3 without max-pool, for small images")
+    head: Literal["linear", "mlp"] = Field("mlp", description="projection head")
+    hidden: Count | None = Field(None, description="width of the mlp head; default: as wide as the features")
+    dim: Count = Field(128, description="dimensions of the embedding that the loss sees")
+
+
+class ContrastiveFields(Section):
+    """Contrastive learning"""
+
+    temperature: Positive = Field(0.2, description="scores are divided by it")
+    queue_size: Count = Field(65536, description="keys kept as negatives")
+    key_momentum: Probability = Field(0.999, description="how slowly the key encoder follows")
+    symmetric: bool = Field(False, description="each view is query once and key once; the two losses add")
+    bn_groups: Count = Field(8, description="parts of the batch with batch statistics of their own (ShuffleBN)")
+
+
+class OptimisationFields(Section):
+    """Optimisation"""
+
+    epochs: Count = Field(200, description="passes over the data")
+    batch_size: int = Field(256, ge=2, description="images a step, over all ranks")
+    lr: Positive | None = Field(None, description="learning rate, absolute")
+    base_lr: Positive | None = Field(0.03, description="learning rate per 256 images a step; unused where lr is given")
+    optimizer: Literal["sgd", "adamw"] = Field("sgd", description="optimiser")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="of sgd; the first beta of adamw")
+    nesterov: bool = Field(False, description="Nesterov momentum for sgd")
+    weight_decay: NotNegative = Field(1e-4, description="on all parameters")
+    lr_schedule: Literal["cosine", "step", "constant"] = Field("cosine", description="shape of the learning rate")
+    lr_drops: Numbers = Field((0.6, 0.8), description="where step multiplies by 0.1: epochs, or shares of the run below 1")
+    lr_update: Literal["epoch", "step"] = Field("epoch", description="how often the learning rate changes")
+    warmup_epochs: NotNegative = Field(0, description="epochs of linear warm-up")
+    clip_norm: Positive | None = Field(None, description="clip the gradient's norm at this")
+
+
+class RunningFields(Section):
+    """Running"""
+
+    log_every: Count = Field(50, description="steps between lines of metrics.jsonl")
+    knn_every: int = Field(0, ge=0, description="epochs between online k-NN evaluations (needs labels); 0: never")
+    tensorboard: bool = Field(True, description="write TensorBoard events")
+    save_every: Count = Field(1, description="epochs between checkpoints")
+    save_minutes: Positive | None = Field(None, description="also a checkpoint each so many minutes")
+    keep_last: Count = Field(2, description="how many of the latest checkpoints stay")
+    keep_epochs: Epochs = Field((), description="epochs whose checkpoints always stay")
+
+
+class ContrastiveConfig(
+    RunningFields, OptimisationFields, ContrastiveFields, ModelFields, ViewFields, DataFields, RunFields
+):
+    """A contrastive run, in full."""
+
+    @model_validator(mode="after")
+    def consistent(self) -> ContrastiveConfig:
+        if self.batch_size < 2 * self.bn_groups:
+            raise ValueError(
+                f"bn_groups: given {self.bn_groups} for a batch_size of {self.batch_size}; "
+                f"each group needs 2 images, so at most {self.batch_size // 2} groups"
+            )
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("mean and std: give both or neither")
+        for name in ("mean", "std"):
+            given = getattr(self, name)
+            if given is not None and len(given) != self.channels:
+                raise ValueError(f"{name}: {len(given)} numbers given for {self.channels} channels")
+        if self.std is not None and min(self.std) <= 0:
+            raise ValueError("std: every deviation must be greater than 0")
+        if self.warmup_epochs >= self.epochs and self.warmup_epochs > 0:
+            raise ValueError(f"warmup_epochs: given {self.warmup_epochs}; must be below epochs ({self.epochs})")
+        return self
+
+    @property
+    def learning_rate(self) -> float:
+        """The absolute rate: lr, or base_lr scaled by the images of a step (never by the negatives)."""
+        if self.lr is not None:
+            return self.lr
+        assert self.base_lr is not None
+        return self.base_lr * self.batch_size / 256
+
+
+SECTIONS: tuple[type[Section], ...] = (
+    RunFields, DataFields, ViewFields, ModelFields, ContrastiveFields, OptimisationFields, RunningFields,
+)  # fmt: skip
+
+# What a resumed run may change. All else would make it another run.
+FIELDS_FREE_ON_RESUME = ("epochs",)

@@ -1,0 +1,149 @@
+"""Layers of settings, laid over each other: defaults < method < recipe or sizes < file < what was given.
+
+Every value knows which layer it came from. A wrong one is refused with the field's name, what was given, what
+is allowed and the nearest name; all mistakes are told at once.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from antipode.config.catalogue import METHODS, NORMALISATIONS, RECIPES, Patch
+from antipode.config.fields import ContrastiveConfig
+from antipode.config.sizing import Facts, sized
+from antipode.errors import UsageError, nearest
+from antipode.views.policies import POLICIES, Policy
+
+Config = ContrastiveConfig
+FIELDS = ContrastiveConfig.model_fields
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Some settings and where they come from."""
+
+    origin: str
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    config: Config
+    origins: dict[str, str]  # field -> layer; "default" where no layer set it
+
+
+def check_name(field: str, value: str, allowed: Iterable[str]) -> None:
+    allowed = list(allowed)
+    if value not in allowed:
+        raise UsageError(f"{field}: {value!r} is not known.{nearest(value, allowed)} Allowed: {', '.join(allowed)}.")
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """Settings from a TOML or JSON file."""
+    path = Path(path)
+    try:
+        text = path.read_text()
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise UsageError(f"config: {path} cannot be read: {error.strerror}.") from error
+    except ValueError as error:  # both decoders raise subclasses of it
+        raise UsageError(f"config: {path} is not valid {path.suffix.lstrip('.') or 'toml'}: {error}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"config: {path} must hold a table of fields.")
+    return values
+
+
+def recipe_of(data: str) -> str | None:
+    """The recipe that a data set's name implies: cifar10=/data/c has cifar10's."""
+    name = data.partition("=")[0].removesuffix("-unlabelled")
+    return name if name in RECIPES else None
+
+
+def merge(layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Later layers win. lr and base_lr are two ways to say one thing: the later of them wins whole."""
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for layer in layers:
+        given = dict(layer.values)
+        if given.get("lr") is not None and given.get("base_lr") is not None:
+            raise UsageError(f"lr and base_lr are both set by {layer.origin}: give one of them.")
+        if given.get("lr") is not None:
+            given["base_lr"] = None
+        elif given.get("base_lr") is not None:
+            given["lr"] = None
+        values.update(given)
+        origins.update(dict.fromkeys(given, layer.origin))
+    return values, origins
+
+
+def explain(error: ValidationError) -> str:
+    """All mistakes of a configuration, one a line."""
+    lines = []
+    for problem in error.errors():
+        name = str(problem["loc"][0]) if problem["loc"] else ""
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"{name}: there is no such field.{nearest(name, FIELDS)}")
+        elif problem["type"] == "missing":
+            lines.append(f"{name}: it must be given.")
+        elif not name:
+            lines.append(problem["msg"].removeprefix("Value error, ") + ".")
+        else:
+            message = problem["msg"].replace("Input should", "it should", 1).removeprefix("Value error, ")
+            lines.append(f"{name}: given {problem['input']!r}; {message}.")
+    return "\n".join(dict.fromkeys(lines))
+
+
+def resolve(given: Layer, *, file: Layer | None = None, facts: Facts | None = None) -> Resolved:
+    """The whole configuration of a run. `facts` size a run whose data has no recipe."""
+    user = [layer for layer in (file, given) if layer is not None]
+    named, _ = merge(user)
+    for field in ("method", "data"):
+        if named.get(field) is None:
+            raise UsageError(f"{field}: it must be given.")
+    method, data = str(named["method"]), str(named["data"])
+    check_name("method", method, METHODS)
+    recipe = named["recipe"] if named.get("recipe") else recipe_of(data)
+    layers = [Layer(f"method {method}", METHODS[method].patch)]
+    if recipe is not None:
+        check_name("recipe", recipe, RECIPES)
+        patches = RECIPES[recipe]
+        layers.append(Layer(f"recipe {recipe}", {**patches["*"], **patches.get(method, {}), "recipe": recipe}))
+    elif facts is not None:
+        origin = f"sized for {facts.count:,} images of {facts.side} pixels on {'CUDA' if facts.cuda else 'a CPU'}"
+        layers.append(Layer(origin, sized(facts, METHODS[method].patch["views"])))
+    values, origins = merge([*layers, *user])
+    try:
+        config = Config(**values)
+    except ValidationError as error:
+        raise UsageError(explain(error)) from None
+    check_name("views", config.views, [*POLICIES, "custom"])
+    check_name("normalise", config.normalise, ["computed", *NORMALISATIONS])
+    policy(config)  # its ranges are checked here, before anything starts
+    return Resolved(config, {name: origins.get(name, "default") for name in FIELDS})
+
+
+def policy(config: Config) -> Policy:
+    """The named policy with the parameters that the configuration changes."""
+    base = POLICIES.get(config.views, Policy())
+    changes: Patch = {
+        name: getattr(config, name)
+        for name in Policy.__dataclass_fields__
+        if getattr(config, name, None) is not None
+    }
+    try:
+        return Policy(**{**base.__dict__, **changes})
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def as_table(resolved: Resolved) -> list[tuple[str, str, str]]:
+    """(field, value, origin) for every field, for people."""
+    values = resolved.config.model_dump(mode="json")
+    return [(name, json.dumps(values[name]), resolved.origins[name]) for name in FIELDS]

@@ -1,0 +1,59 @@
+"""Sizes for data without a recipe, from the number and size of the images and the device at hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from antipode.config.catalogue import Patch
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of the data and the machine before a run is configured."""
+
+    count: int  # training images
+    side: int  # median of the shorter side, in pixels
+    cuda: bool
+
+
+def power_of_two(value: float, low: int, high: int) -> int:
+    """The largest power of two not above value, within [low, high]."""
+    size = low
+    while size * 2 <= min(value, high):
+        size *= 2
+    return size
+
+
+def sized(facts: Facts, views: str) -> Patch:
+    """500 photos and 5 million must both work: every size follows from the facts.
+
+    - The view is as large as the images allow; on a CPU at most 96.
+    - An epoch has at least 8 steps, and the queue at most half of the images (a queue larger than the data
+      holds every image's own old keys as negatives).
+    - On a GPU few images are seen more often: 800 epochs of 500 images down to 100 of a million; on a CPU the
+      run is held to about 200,000 images.
+    - The slow copy of a short run must be quicker, or it never leaves its starting point.
+    """
+    limit = 224 if facts.cuda else 96
+    image_size = next((size for size in (224, 128, 96, 64) if facts.side >= size and size <= limit), 32)
+    small = image_size <= 64
+    if facts.cuda:
+        backbone = "resnet50" if facts.count >= 50_000 and not small else "resnet18"
+        epochs = next((e for n, e in ((2_000, 800), (20_000, 400), (500_000, 200)) if facts.count < n), 100)
+    else:
+        backbone = "resnet-tiny" if small else "resnet18"
+        epochs = max(5, min(200, 200_000 // facts.count))
+    batch_size = power_of_two(facts.count / 8, 2, 256 if facts.cuda else 128)
+    steps = epochs * (facts.count // batch_size)
+    return {
+        "image_size": image_size,
+        "backbone": backbone,
+        "stem": "small" if small else "imagenet",
+        "views": f"{views}-small" if small else views,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "queue_size": power_of_two(facts.count / 2, batch_size, 65536),
+        "bn_groups": max(1, batch_size // 32),
+        "key_momentum": 0.99 if steps < 50_000 else 0.999,
+        "log_every": max(1, min(50, facts.count // batch_size)),
+    }

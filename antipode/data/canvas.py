@@ -1,0 +1,108 @@
+"""A batch of whole pictures of any sizes, as one flat buffer.
+
+RandomResizedCrop must see the whole picture, so nothing is cut to a common size before the views are
+made: a canvas keeps every image as decoded and knows where each one lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Canvas:
+    """N images. The pixels may live on any device; what describes them stays on the CPU, so that
+    nothing has to wait for the device to know a size.
+
+    pixels: (P, C) uint8, or int32 for 16-bit images; image n is the rows offsets[n] onwards, row-major.
+    offsets, heights, widths: (N,) int64 on the CPU.
+    full_scale: the pixel value that means 1.0 (255 or 65535).
+    """
+
+    pixels: Tensor
+    offsets: Tensor
+    heights: Tensor
+    widths: Tensor
+    full_scale: int = 255
+
+    @classmethod
+    def of(cls, images: Sequence[np.ndarray]) -> Canvas:
+        """From (H, W, C) arrays, all uint8 or all uint16, with the same number of channels."""
+        heights = torch.tensor([image.shape[0] for image in images], dtype=torch.int64)
+        widths = torch.tensor([image.shape[1] for image in images], dtype=torch.int64)
+        offsets = torch.cumsum(heights * widths, 0) - heights * widths
+        deep = images[0].dtype == np.uint16
+        channels = images[0].shape[2]
+        flat = np.empty((int((heights * widths).sum()), channels), np.int32 if deep else np.uint8)
+        for image, offset in zip(images, offsets.tolist(), strict=True):
+            size = image.shape[0] * image.shape[1]
+            flat[offset : offset + size] = image.reshape(size, channels)
+        return cls(torch.from_numpy(flat), offsets, heights, widths, 65535 if deep else 255)
+
+    @classmethod
+    def join(cls, parts: list[Canvas]) -> Canvas:
+        """All images of the parts, in order. Empties the list on the way, so that memory never holds all twice."""
+        first = parts[0]
+        rows = [len(part.pixels) for part in parts]
+        starts = np.cumsum([0, *rows]).tolist()
+        offsets = torch.cat([part.offsets + start for part, start in zip(parts, starts, strict=False)])
+        heights = torch.cat([part.heights for part in parts])
+        widths = torch.cat([part.widths for part in parts])
+        pixels = first.pixels.new_empty((starts[-1], first.channels))
+        for start in starts[:-1]:
+            part = parts.pop(0)
+            pixels[start : start + len(part.pixels)] = part.pixels
+        return cls(pixels, offsets, heights, widths, first.full_scale)
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def channels(self) -> int:
+        return self.pixels.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.pixels.device
+
+    @property
+    def nbytes(self) -> int:
+        return self.pixels.numel() * self.pixels.element_size()
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Canvas:
+        return replace(self, pixels=self.pixels.to(device, non_blocking=non_blocking))
+
+    def pin(self) -> Canvas:
+        return replace(self, pixels=self.pixels.pin_memory())
+
+    def select(self, indices: Tensor) -> Canvas:
+        """Some of the images, sharing this canvas's pixels. indices: (n,) int64 on the CPU."""
+        return replace(
+            self, offsets=self.offsets[indices], heights=self.heights[indices], widths=self.widths[indices]
+        )
+
+    def padded(self) -> Tensor:
+        """(N, C, H, W) of the pixels' dtype on their device, H and W the largest of the batch.
+
+        What lies right of and below an image is some other pixel: callers weigh it with zero.
+        """
+        height, width = int(self.heights.max()), int(self.widths.max())
+        offsets, widths = (t.to(self.device, non_blocking=True) for t in (self.offsets, self.widths))
+        rows = torch.arange(height, device=self.device)[:, None]
+        columns = torch.arange(width, device=self.device)
+        where = offsets[:, None, None] + rows * widths[:, None, None] + columns  # (N, H, W)
+        same_size = bool((self.heights == height).all() and (self.widths == width).all())
+        if not same_size:
+            where.clamp_(max=len(self.pixels) - 1)
+        return self.pixels[where].permute(0, 3, 1, 2)
+
+    def image(self, n: int) -> np.ndarray:
+        """Image n as an (H, W, C) array."""
+        height, width, start = int(self.heights[n]), int(self.widths[n]), int(self.offsets[n])
+        flat = self.pixels[start : start + height * width]
+        return flat.reshape(height, width, self.channels).cpu().numpy()

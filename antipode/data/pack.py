@@ -1,0 +1,242 @@
+"""A data set in one file that opens at once: a safetensors file whose largest tensor is all encoded images.
+
+    8 bytes       length of the header
+    header        JSON, padded with spaces to a fixed length, so that it can be filled in last
+    encoded       uint8, the files one after another
+    offsets       int64 (N + 1), image i is encoded[offsets[i]:offsets[i + 1]]
+    labels        int64 (N), -1 without a label
+    name_offsets  int64 (N + 1), name i is names[name_offsets[i]:name_offsets[i + 1]] in UTF-8
+    names         uint8
+    classes       uint8, a JSON list or null
+
+The splits lie one after another; the header's metadata says where each begins and ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from antipode.data.decode import BrokenImage
+from antipode.data.encode import packable
+from antipode.data.images import Images
+from antipode.data.machine import worker_count
+from antipode.errors import AntipodeError, UsageError
+
+FORMAT = "antipode-pack-1"
+HEADER_SPACE = 4096  # with the 8 bytes before it: the first tensor begins on a page
+CHUNK = 256  # images in memory at a time
+Encode = Callable[[bytes | np.ndarray], bytes]
+DTYPES = {"U8": np.dtype("<u1"), "I64": np.dtype("<i8")}
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What was written: images per split, bytes in all, and name -> reason for the images left out."""
+
+    path: Path
+    images: dict[str, int]
+    size: int
+    broken: dict[str, str]
+
+
+def pack(
+    images_by_split: Mapping[str, Images],
+    path: str | os.PathLike[str],
+    *,
+    size: int | None = None,
+    quality: int = 90,
+    progress: Callable[[int, int], None] | None = None,
+) -> Packed:
+    """Writes the splits into one file, and only when it is whole does it get its name.
+
+    Images stay encoded as they are; arrays become PNG (or .npy where PNG cannot hold them).
+    size: images with a longer shorter side are shrunk to it, as JPEG of that quality if they were JPEG, else PNG.
+    progress: called with (images done, all images).
+    """
+    path = Path(path)
+    classes = _common_classes(images_by_split)
+    if not path.parent.is_dir():
+        raise UsageError(f"The pack cannot be written: there is no folder {path.parent}.")
+    total = sum(len(images) for images in images_by_split.values())
+    contents = _Contents()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(bytes(HEADER_SPACE))
+            before = 0
+            for split, images in images_by_split.items():
+                encode = partial(packable, size=size, quality=quality)
+                for done in _write_images(file, split, images, contents, encode):
+                    if progress:
+                        progress(before + done, total)
+                before += len(images)
+            if not contents.names:
+                reasons = [f"{name}: {reason}" for name, reason in list(contents.broken.items())[:3]]
+                raise AntipodeError(f"None of {total} images could be packed. {'; '.join(reasons)}")
+            _write_rest(file, contents, classes)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as problem:
+        raise AntipodeError(f"The pack {path} could not be written: {problem}") from problem
+    finally:
+        temporary.unlink(missing_ok=True)
+    counts = {split: end - begin for split, (begin, end) in contents.ranges.items()}
+    return Packed(path, counts, path.stat().st_size, contents.broken)
+
+
+def is_pack(path: str | os.PathLike[str]) -> bool:
+    """By content: the name may be any."""
+    try:
+        return _read_header(Path(path))["__metadata__"]["format"] == FORMAT
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def open_pack(path: str | os.PathLike[str]) -> dict[str, Images]:
+    """The splits of a pack. Nothing is read but the header; everything else is mapped."""
+    path = Path(path)
+    if not is_pack(path):
+        raise UsageError(f"{path} is no pack, or an incomplete one. `antipode pack` writes packs.")
+    header = _read_header(path)
+    whole = np.memmap(path, np.uint8, mode="r")
+
+    def tensor(key: str) -> np.ndarray:
+        begin, end = (HEADER_SPACE + place for place in header[key]["data_offsets"])
+        return whole[begin:end].view(DTYPES[header[key]["dtype"]]).view(np.ndarray)
+
+    encoded, offsets, labels = tensor("encoded"), tensor("offsets"), tensor("labels")
+    names = PackedNames(tensor("names"), tensor("name_offsets"))
+    classes = json.loads(tensor("classes").tobytes())
+
+    def split(begin: int, end: int) -> Images:
+        def read(index: int) -> bytes:
+            # The copy is numpy's, which lets other threads run while the disk answers.
+            return encoded[offsets[begin + index] : offsets[begin + index + 1]].copy().tobytes()
+
+        labelled = end > begin and int(labels[begin]) >= 0
+        return Images(
+            name=os.fspath(path),
+            names=PackedNames(names.text, names.offsets[begin : end + 1]),
+            labels=np.array(labels[begin:end]) if labelled else None,
+            classes=tuple(classes) if labelled and classes is not None else None,
+            read=read,
+        )
+
+    ranges = json.loads(header["__metadata__"]["splits"])
+    return {name: split(*ranges[name]) for name in ranges}
+
+
+@dataclass(frozen=True)
+class PackedNames(Sequence[str]):
+    """Names that are decoded when asked for. text: uint8; offsets: (N + 1,) int64 into it."""
+
+    text: np.ndarray
+    offsets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        return self.text[self.offsets[index] : self.offsets[index + 1]].tobytes().decode()
+
+
+@dataclass
+class _Contents:
+    """What the header and the small tensors say about the images written so far."""
+
+    ends: list[int] = field(default_factory=lambda: [0])
+    names: list[str] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    broken: dict[str, str] = field(default_factory=dict)
+
+
+def _write_images(file: BinaryIO, split: str, images: Images, contents: _Contents, encode: Encode) -> Iterator[int]:
+    """Writes the images of a split, a chunk at a time; yields the number done."""
+    first = len(contents.names)
+
+    def attempt(index: int) -> bytes | str:
+        try:
+            return encode(images.read(index))
+        except (BrokenImage, OSError) as problem:
+            return str(problem)
+
+    with ThreadPoolExecutor(worker_count()) as pool:
+        for start in range(0, len(images), CHUNK):
+            chunk = range(start, min(start + CHUNK, len(images)))
+            for index, item in zip(chunk, pool.map(attempt, chunk), strict=True):
+                if isinstance(item, str):
+                    contents.broken[images.names[index]] = item
+                    continue
+                file.write(item)
+                contents.ends.append(contents.ends[-1] + len(item))
+                contents.names.append(images.names[index])
+                contents.labels.append(-1 if images.labels is None else int(images.labels[index]))
+            yield chunk.stop
+    contents.ranges[split] = (first, len(contents.names))
+
+
+def _write_rest(file: BinaryIO, contents: _Contents, classes: tuple[str, ...] | None) -> None:
+    """The small tensors after the images, then the header before them."""
+    gap = -contents.ends[-1] % 8  # what follows are 8-byte numbers
+    file.write(bytes(gap))
+    texts = [name.encode() for name in contents.names]
+    tensors = {
+        "offsets": np.array(contents.ends, DTYPES["I64"]),
+        "labels": np.array(contents.labels, DTYPES["I64"]),
+        "name_offsets": np.cumsum([0, *map(len, texts)], dtype=DTYPES["I64"]),
+        "names": np.frombuffer(b"".join(texts), DTYPES["U8"]),
+        "classes": np.frombuffer(json.dumps(classes).encode(), DTYPES["U8"]),
+    }
+    place = contents.ends[-1] + gap
+    header: dict[str, Any] = {
+        "__metadata__": {"format": FORMAT, "splits": json.dumps(contents.ranges)},
+        "encoded": {"dtype": "U8", "shape": [place], "data_offsets": [0, place]},
+    }
+    for key, tensor in tensors.items():
+        dtype = next(name for name, kind in DTYPES.items() if kind == tensor.dtype)
+        header[key] = {
+            "dtype": dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": [place, place + tensor.nbytes],
+        }
+        file.write(tensor.tobytes())
+        place += tensor.nbytes
+    text = json.dumps(header).encode()
+    length = HEADER_SPACE - 8
+    if len(text) > length:
+        raise UsageError("The names of the splits are too long for a pack.")
+    file.seek(0)
+    file.write(length.to_bytes(8, "little") + text.ljust(length))
+
+
+def _read_header(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length != HEADER_SPACE - 8:
+            raise ValueError("not a pack")
+        header = json.loads(file.read(length))
+    end = HEADER_SPACE + header["classes"]["data_offsets"][1]
+    if path.stat().st_size != end:
+        raise ValueError("cut off")
+    return header
+
+
+def _common_classes(images_by_split: Mapping[str, Images]) -> tuple[str, ...] | None:
+    found = {images.classes for images in images_by_split.values() if images.classes is not None}
+    if len(found) > 1:
+        raise UsageError("The splits have different classes: a pack has one list of classes for all.")
+    return found.pop() if found else None

@@ -1,0 +1,113 @@
+"""From what the user calls the data to the images of one split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from antipode.data.decode import suffixes
+from antipode.data.folder import LIST_SUFFIXES, folder_splits, read_list
+from antipode.data.images import Images, Splits
+from antipode.data.named import NAMED, named_splits
+from antipode.data.pack import is_pack, open_pack
+from antipode.data.python_data import from_array, from_dataset, from_tensor
+from antipode.data.subsets import hold_out, keep_classes, keep_fraction
+from antipode.errors import UsageError, nearest
+
+__all__ = ["Images", "open_images", "open_splits"]
+
+Data = str | Path | np.ndarray | Tensor | Dataset[Any] | Images
+
+
+def open_images(
+    data: Data,
+    split: str = "train",
+    *,
+    holdout: float = 0.1,
+    seed: int = 0,
+    classes: Sequence[str] | None = None,
+    fraction: float = 1.0,
+) -> Images:
+    """The images of `split`, "train" or "val".
+
+    data: "name", "name=path", a path (folder, list file, pack), an (N, H, W[, C]) array, an (N, C, H, W) tensor,
+    a torch Dataset, or Images.
+    holdout: the share that becomes "val" where the data has no split of its own.
+    classes: only these, relabelled in this order. fraction: a share of the split, stratified by class.
+    """
+    if split not in ("train", "val"):
+        raise UsageError(f"split is {split!r}: it must be 'train' or 'val'.")
+    if not 0 <= holdout < 1:
+        raise UsageError(f"holdout is {holdout:g}: it must be at least 0 and below 1.")
+    splits = open_splits(data)
+    if len(splits) == 1:
+        (whole,) = splits.values()
+        images = hold_out(_several(whole()), split, holdout, seed)
+    elif split in splits:
+        images = splits[split]()
+    else:
+        raise UsageError(f"{data} has no split {split!r}; it has: {', '.join(splits)}.")
+    if split == "train":
+        _several(images)
+    if classes is not None:
+        images = keep_classes(images, classes)
+    return keep_fraction(images, fraction, seed)
+
+
+def open_splits(data: Data) -> Splits:
+    """The splits that the data itself has: "train" and "val", or a single one, undivided."""
+    if isinstance(data, Images):
+        return {"all": lambda: data}
+    if isinstance(data, np.ndarray):
+        return {"all": lambda: from_array(data)}
+    if isinstance(data, Tensor):
+        return {"all": lambda: from_tensor(data)}
+    if isinstance(data, str | Path):
+        return _splits_of_text(str(data))
+    if hasattr(data, "__getitem__"):
+        return {"all": lambda: from_dataset(data)}
+    raise UsageError(
+        f"{type(data).__name__} is no data: give a name, a path, an array, a tensor or a torch Dataset."
+    )
+
+
+def _splits_of_text(text: str) -> Splits:
+    name, equals, argument = text.partition("=")
+    if name in NAMED:
+        if equals and not argument:
+            raise UsageError(f"Nothing follows the = in {text!r}.")
+        return named_splits(name, argument or None)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return folder_splits(path, text)
+    if not path.exists():
+        raise UsageError(
+            f"There is no data {text!r}: neither a file or folder, nor a name.{nearest(name, NAMED)} "
+            "A folder of images, a list file, a pack, NAME or NAME=PATH can be given."
+        )
+    if is_pack(path):
+        packed = open_pack(path)
+        return {split: (lambda images=images: images) for split, images in packed.items()}
+    if path.suffix.lower() in LIST_SUFFIXES:
+        return {"all": lambda: read_list(path, text)}
+    if path.suffix.lower() in suffixes():
+        raise UsageError(f"{text} is a single image, from which nothing can be learned. Give its folder.")
+    raise UsageError(
+        f"{text} is neither a folder, nor a pack, nor a list of images "
+        f"({', '.join(sorted(LIST_SUFFIXES))}: one path a line)."
+    )
+
+
+def _several(images: Images) -> Images:
+    if len(images) == 0:
+        raise UsageError(f"{images.name} holds no images.")
+    if len(images) == 1:
+        raise UsageError(
+            f"{images.name} holds a single image ({images.names[0]}), from which nothing can be learned."
+        )
+    return images

@@ -1,0 +1,27 @@
+"""Which device, and in which precision."""
+
+from __future__ import annotations
+
+import torch
+
+from antipode.errors import UsageError
+
+
+def pick_device(name: str) -> torch.device:
+    """auto, cpu, cuda or cuda:N as a device that is really there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"device: {name!r} is not known. Allowed: auto, cpu, cuda, cuda:N.") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"device: {name!r} was given, but {torch.cuda.device_count()} CUDA devices are here.")
+    return device
+
+
+def pick_precision(name: str, device: torch.device) -> str:
+    """auto is bf16 on cards that have it, else fp32."""
+    if name == "auto":
+        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+    return name

@@ -1,0 +1,24 @@
+"""The two ways antipode says no."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AntipodeError(Exception):
+    """Something failed on the way. The command prints the message and exits with status 1."""
+
+    exit_status = 1
+
+
+class UsageError(AntipodeError):
+    """A mistake in what was asked: configuration, arguments, data that is not there. Exit status 2."""
+
+    exit_status = 2
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """' Did you mean x?' where one of the allowed words is near, else nothing."""
+    close = difflib.get_close_matches(word, list(allowed), n=1)
+    return f" Did you mean {close[0]}?" if close else ""

@@ -1,0 +1,86 @@
+"""`antipode embed`: features of a user's own images, with neighbours and near-duplicates."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from antipode.data.source import Data, Images, open_images, open_splits
+from antipode.devices import pick_device
+from antipode.errors import UsageError
+from antipode.evaluation.embedding import check_path, near_duplicates, neighbour_sheet, save_features
+from antipode.evaluation.evaluate import Subject, bars
+from antipode.loading import Spec, load
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """features (N, F) of the images with these names; NaN where an image could not be read."""
+
+    features: Tensor
+    names: Sequence[str]
+    duplicates: list[tuple[int, int, float]]
+
+
+def embed(
+    what: Spec | nn.Module,
+    *,
+    data: Data,
+    split: str = "all",
+    out: str | os.PathLike[str] | None = None,
+    neighbours: str | os.PathLike[str] | None = None,
+    duplicates: float | None = None,
+    features: str = "backbone",
+    batch_size: int = 256,
+    device: str = "auto",
+    **architecture: Any,
+) -> Embedded:
+    """Features of every image of `data`.
+
+    out: also as a .npz or .parquet file. neighbours: a contact sheet of images and their nearest, as a picture
+    file. duplicates: also pairs with at least this cosine.
+    """
+    if out is not None:
+        check_path(out)
+    if duplicates is not None and not 0 < duplicates <= 1:
+        raise UsageError(f"duplicates: given {duplicates}; a cosine above 0 and up to 1 is allowed, e.g. 0.98.")
+    loaded = load(what, features=features, **architecture)
+    images = whole(data) if split == "all" else open_images(data, split)
+    with bars() as progress:
+        subject = Subject(loaded, pick_device(device), batch_size, progress)
+        loader = subject.loader(images)
+        found = subject.features(loader, "features")
+    meta = {"backbone": loaded.name, "epoch": loaded.epoch, "features": features, "data": str(images.name)}
+    if out is not None:
+        save_features(out, found, images.names, images.labels, images.classes, meta)
+    if neighbours is not None:
+        try:
+            neighbour_sheet(loader, found, images.names).save(neighbours)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"neighbours: {neighbours} cannot be written: {error}") from error
+    pairs = near_duplicates(found, duplicates) if duplicates is not None else []
+    return Embedded(found, images.names, pairs)
+
+
+def whole(data: Data) -> Images:
+    """All splits of the data, one after another."""
+    parts = [open() for open in open_splits(data).values()]
+    if len(parts) == 1:
+        return parts[0]
+    starts = list(accumulate(map(len, parts), initial=0))
+
+    def read(index: int) -> bytes | np.ndarray:
+        part = bisect_right(starts, index) - 1
+        return parts[part].read(index - starts[part])
+
+    labelled = all(part.labels is not None for part in parts)
+    labels = np.concatenate([part.labels for part in parts if part.labels is not None]) if labelled else None
+    names = [name for part in parts for name in part.names]
+    return Images(parts[0].name, names, labels, parts[0].classes if labelled else None, read)

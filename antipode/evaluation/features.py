@@ -1,0 +1,155 @@
+"""What a frozen backbone says about images: features, cached once or of fresh views in every epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from antipode.data.canvas import Canvas
+from antipode.data.loader import Loader
+from antipode.errors import UsageError
+from antipode.randomness import generator
+from antipode.views.apply import apply
+from antipode.views.draw import draw
+from antipode.views.evaluation import Preprocess
+from antipode.views.policies import Policy
+
+LINEAR_VIEWS = Policy(crop_scale=(0.08, 1.0), flip=0.5)  # the linear protocols' RandomResizedCrop and flip
+
+
+def extract(
+    backbone: nn.Module,
+    loader: Loader,
+    preprocess: Callable[[Canvas], Tensor],
+    *,
+    batch_size: int = 256,
+    device: torch.device | str = "cpu",
+    precision: str = "fp32",
+    indices: Tensor | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Features (N, F), float32 on the CPU, of all images or of `indices`, in that order and not augmented.
+
+    The row of a broken image is NaN (the loader delivers another in its place, which must not pass for it):
+    `usable_rows` gives the others. The backbone is moved to `device`; its training mode and its statistics
+    are left as they were. precision: "fp32" or "bf16" (autocast). progress is called with the images done.
+    """
+    wanted = torch.arange(len(loader)) if indices is None else indices
+    parts = wanted.split(batch_size)
+    features = torch.empty(0, 0)
+    done = 0
+    with frozen(backbone.to(device)):
+        for part, (delivered, canvas) in zip(parts, loader.batches(parts), strict=True):
+            batch = forward(backbone, preprocess(canvas).to(device), precision)
+            if not done:  # only now is F known
+                features = torch.empty(len(wanted), batch.shape[1])
+            rows = features[done : done + len(part)]
+            rows.copy_(batch)
+            rows[delivered != part] = torch.nan
+            done += len(part)
+            if progress:
+                progress(done)
+    return features
+
+
+def raw_pixels(loader: Loader, size: int) -> Tensor:
+    """The baseline that has learned nothing: the pixels themselves, (N, C * size * size) in [0, 1]."""
+    still = Preprocess(
+        size,
+        size,
+        mean=(0.0,) * loader.channels,
+        std=(1.0,) * loader.channels,
+        channels=loader.channels,
+        depth=loader.depth,
+    )
+    return extract(nn.Flatten(), loader, still, device=loader.device)
+
+
+@contextmanager
+def frozen(backbone: nn.Module) -> Iterator[None]:
+    """In evaluation mode within; afterwards every module is in the mode it was in."""
+    modes = [(module, module.training) for module in backbone.modules()]
+    backbone.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@torch.inference_mode()
+def forward(backbone: nn.Module, images: Tensor, precision: str) -> Tensor:
+    """(N, F) float32. A map (N, F, H, W) is averaged over its places."""
+    if images.is_cuda:
+        images = images.contiguous(memory_format=torch.channels_last)
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=precision == "bf16"):
+        features = backbone(images).float()
+    if features.dim() == 4:
+        features = features.mean((2, 3))
+    if features.dim() != 2:
+        raise UsageError(
+            f"backbone: it gives {tuple(features.shape)} for {len(images)} images; features (N, F) or a map "
+            "(N, F, H, W) are needed. Pool inside the module."
+        )
+    return features
+
+
+class Features(Protocol):
+    """Where a linear classifier's training features come from."""
+
+    def still(self, indices: Tensor) -> Tensor:
+        """(n, F): features of these images, not augmented."""
+        ...
+
+    def epoch(self, batches: Iterable[Tensor], seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """For each batch of indices, the indices delivered (n,) on the CPU and their features (n, F)."""
+        ...
+
+
+@dataclass(frozen=True)
+class CachedFeatures:
+    """The same features (N, F) in every epoch: quick, without augmentation. They stay on their device."""
+
+    features: Tensor
+
+    def still(self, indices: Tensor) -> Tensor:
+        return self.features[indices.to(self.features.device)]
+
+    def epoch(self, batches: Iterable[Tensor], seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for indices in batches:
+            yield indices, self.still(indices)
+
+
+@dataclass(frozen=True)
+class AugmentedFeatures:
+    """Features of fresh views in every epoch, as the linear protocols train: a forward pass each time."""
+
+    backbone: nn.Module
+    loader: Loader
+    preprocess: Preprocess
+    device: torch.device | str = "cpu"
+    precision: str = "fp32"
+    policy: Policy = LINEAR_VIEWS
+
+    def still(self, indices: Tensor) -> Tensor:
+        return extract(
+            self.backbone,
+            self.loader,
+            self.preprocess,
+            device=self.device,
+            precision=self.precision,
+            indices=indices,
+        )
+
+    def epoch(self, batches: Iterable[Tensor], seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        seen = self.preprocess
+        with frozen(self.backbone.to(self.device)):
+            for step, (indices, canvas) in enumerate(self.loader.batches(batches)):
+                table = draw(self.policy, len(indices), generator(seed, "linear-views", epoch, step))
+                views = apply(canvas, table, size=seen.size, mean=seen.mean, std=seen.std)
+                yield indices, forward(self.backbone, views.to(self.device), self.precision)

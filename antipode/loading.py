@@ -1,0 +1,191 @@
+"""Backbones from wherever they are: a run, a checkpoint, a file of weights, torchvision, or nowhere (random)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from antipode.config.catalogue import NORMALISATIONS
+from antipode.config.resolve import Config, Layer, resolve
+from antipode.errors import AntipodeError, UsageError
+from antipode.methods.build import build_method
+from antipode.modules.backbones import RESNETS, build_backbone, torchvision_backbone
+from antipode.randomness import stream
+from antipode.training.checkpoint import load_checkpoint, part
+from antipode.training.run import Run
+from antipode.views.evaluation import Preprocess
+
+Spec = str | os.PathLike[str]
+ONLINE = "method.online."
+BACKBONE = ONLINE + "backbone."
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A backbone in eval mode, what its input must look like, and where it comes from."""
+
+    backbone: nn.Module
+    preprocess: Preprocess
+    name: str
+    epoch: int | None = None
+    seed: int | None = None
+    run: Run | None = None
+
+
+def load(
+    spec: Spec | nn.Module,
+    *,
+    features: str = "backbone",
+    backbone: str = "resnet50",
+    stem: str = "imagenet",
+    image_size: int = 224,
+    channels: int = 3,
+    seed: int = 0,
+) -> Loaded:
+    """What `evaluate` and `embed` look at. spec: a run's folder, one of its checkpoints, a file of weights,
+    `random`, `torchvision:NAME` (its ImageNet weights), or a module.
+
+    A run knows its architecture and its preprocessing; the keywords say them for all the others. features:
+    `backbone`, or `embedding` for a run's backbone and head together.
+    """
+    plain = preprocess_for(image_size, normalisation("imagenet" if channels == 3 else "half", channels), channels)
+    if isinstance(spec, nn.Module):
+        return Loaded(spec.eval(), plain, type(spec).__name__)
+    name = os.fspath(spec)
+    if name == "random":
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stream(seed, "init"))
+            module = build_backbone(backbone, channels=channels, stem=stem)
+        return Loaded(module.eval(), plain, f"random {backbone}", epoch=0, seed=seed)
+    if name.removeprefix("torchvision:") in RESNETS and not Path(name).exists():
+        return Loaded(pretrained_torchvision(name.removeprefix("torchvision:")).eval(), plain, name)
+    path = Path(name)
+    if path.is_dir():
+        run = Run.open(path)
+        return from_checkpoint(*run.latest(), name=name, features=features, run=run)
+    if not path.is_file():
+        raise UsageError(
+            f"{name!r} is no run, file or known backbone. Allowed: a run's folder, a checkpoint, a file of weights, "
+            "random, torchvision:NAME."
+        )
+    tensors = read_weights(path)
+    if any(key.startswith(BACKBONE) for key in tensors):
+        return from_checkpoint(*load_checkpoint(path), name=name, features=features)
+    module = build_backbone(backbone, channels=channels, stem=stem)
+    fill(module, tensors, name)
+    return Loaded(module.eval(), plain, name)
+
+
+def from_checkpoint(
+    tensors: dict[str, Tensor], meta: dict[str, Any], name: str, features: str = "backbone", run: Run | None = None
+) -> Loaded:
+    config = resolve(Layer(name, meta["config"])).config
+    if config.backbone == "custom":
+        raise UsageError(
+            f"{name} was trained with a module given from Python, which its checkpoint cannot rebuild. Build the module "
+            "and give it to antipode.load_backbone(run, into=module)."
+        )
+    encoder = build_method(config).online
+    encoder.load_state_dict(part(tensors, ONLINE))
+    module = encoder if features == "embedding" else encoder.backbone
+    return Loaded(module.eval(), preprocess_of(config), name, meta["epoch"], config.seed, run)
+
+
+def load_backbone(run: Spec | Run, *, into: nn.Module | None = None) -> nn.Module:
+    """The backbone of a run, as a plain nn.Module in eval mode. `into`: a module of the same architecture to fill."""
+    if into is None:
+        return load(run).backbone
+    path = Path(run)
+    tensors, _ = Run.open(path).latest() if path.is_dir() else load_checkpoint(path)
+    into.load_state_dict(part(tensors, BACKBONE))
+    return into.eval()
+
+
+def load_transform(run: Spec | Run) -> Preprocess:
+    """What turns an image into the input of the run's backbone: size, mean, deviation."""
+    return preprocess_of(Run.open(run).config)
+
+
+def preprocess_of(config: Config) -> Preprocess:
+    assert config.mean is not None and config.std is not None
+    return preprocess_for(config.image_size, (config.mean, config.std), config.channels, config.depth)
+
+
+def preprocess_for(
+    size: int, statistics: tuple[tuple[float, ...], tuple[float, ...]], channels: int, depth: int = 8
+) -> Preprocess:
+    """Test-time preprocessing: large images are resized to 256/224 of the size and cropped, small ones only resized."""
+    mean, std = statistics
+    resize = round(size * 256 / 224) if size > 64 else size
+    return Preprocess(size=size, resize=resize, mean=mean, std=std, channels=channels, depth=depth)
+
+
+def normalisation(name: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation by name, for so many channels."""
+    mean, std = NORMALISATIONS[name]
+    if len(mean) == 1:
+        return mean * channels, std * channels
+    if len(mean) != channels:
+        raise UsageError(f"normalise: {name} is for {len(mean)} channels and there are {channels}. Use computed.")
+    return mean, std
+
+
+def pretrained_torchvision(name: str) -> nn.Module:
+    try:
+        return torchvision_backbone(name, 3, "imagenet", weights="DEFAULT")
+    except OSError as error:
+        raise AntipodeError(f"the weights of torchvision's {name} cannot be downloaded: {error}") from error
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Named tensors of a .safetensors file, or of a torch file that holds nothing but tensors."""
+    if path.suffix == ".safetensors":
+        return load_checkpoint(path)[0]
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise UsageError(f"{path} holds no plain weights (only tensors are read, nothing is unpickled): {error}") from error
+    while isinstance(content, dict) and isinstance(content.get("state_dict", content.get("model")), dict):
+        content = content.get("state_dict", content.get("model"))
+    return {name: value for name, value in content.items() if isinstance(value, Tensor)}
+
+
+def fill(module: nn.Module, tensors: dict[str, Tensor], name: str) -> None:
+    """Load a backbone's weights under whatever prefix they stand; a classifier's own weights are ignored."""
+    wanted = module.state_dict()
+    first = next(iter(wanted))
+    prefixes = [key.removesuffix(first) for key in tensors if key.endswith(first)]
+    for prefix in sorted(prefixes, key=len):
+        found = {key: value for key, value in part(tensors, prefix).items() if key in wanted}
+        counters = {key for key in wanted if key.endswith("num_batches_tracked")}
+        if found.keys() | counters >= wanted.keys():
+            try:
+                module.load_state_dict(found, strict=False)
+                return
+            except RuntimeError as error:
+                raise UsageError(f"{name} does not fit the backbone: {error}") from error
+    missing = [key for key in wanted if key not in tensors]
+    raise UsageError(
+        f"{name} does not fit the backbone: {len(missing)} of {len(wanted)} weights are missing, {missing[0]} among them."
+    )
+
+
+def initialise(backbone: nn.Module, init: str) -> None:
+    """`--init`: fill a fresh backbone with the weights of a run, a file, torchvision or timm."""
+    if init.startswith("timm:"):
+        import timm
+
+        fill(backbone, timm.create_model(init.removeprefix("timm:"), pretrained=True).state_dict(), init)
+    elif init.removeprefix("torchvision:") in RESNETS:
+        fill(backbone, pretrained_torchvision(init.removeprefix("torchvision:")).state_dict(), init)
+    elif Path(init).is_dir():
+        fill(backbone, part(Run.open(init).latest()[0], BACKBONE), init)
+    elif Path(init).is_file():
+        fill(backbone, read_weights(Path(init)), init)
+    else:
+        raise UsageError(f"init: {init!r} is no run and no file. Allowed: torchvision:NAME, timm:NAME, a file, a run.")

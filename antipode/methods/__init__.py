@@ -1,0 +1,1 @@
+"""The step, the families of methods and their named points."""

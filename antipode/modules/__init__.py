@@ -1,0 +1,1 @@
+"""What holds state: backbones, heads, the key queue, the slow copy, norms."""

@@ -1,0 +1,109 @@
+"""Backbones: images (N, C, H, W) in, features (N, F) out."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torchvision.models import resnet as torchvision_resnet
+from torchvision.models.resnet import BasicBlock
+
+from antipode.errors import UsageError
+
+RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2")
+TINY = "resnet-tiny"
+
+
+class TinyResNet(nn.Module):
+    """A ResNet for CPUs and tests: a 3x3 stem and three residual blocks of 32, 64 and 128 channels."""
+
+    def __init__(self, channels: int = 3, width: int = 32) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+        )
+        self.blocks = nn.Sequential(
+            residual_block(width, width), residual_block(width, 2 * width), residual_block(2 * width, 4 * width)
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.blocks(self.stem(images)).mean(dim=(2, 3))
+
+
+def residual_block(inputs: int, outputs: int) -> BasicBlock:
+    """torchvision's basic block at stride 2."""
+    shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=2, bias=False), nn.BatchNorm2d(outputs))
+    return BasicBlock(inputs, outputs, stride=2, downsample=shortcut)
+
+
+def torchvision_backbone(name: str, channels: int, stem: str, weights: str | None = None) -> nn.Module:
+    """A torchvision ResNet without its classifier. The small stem is a 3x3 convolution without max-pool."""
+    model: nn.Module = getattr(torchvision_resnet, name)(weights=weights)
+    model.fc = nn.Identity()
+    if stem == "small":
+        model.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        model.maxpool = nn.Identity()
+    elif channels != 3:
+        model.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+    return model
+
+
+def build_backbone(name: str, *, channels: int = 3, stem: str = "imagenet") -> nn.Module:
+    """A fresh backbone by name: a ResNet of torchvision, `resnet-tiny`, `timm:NAME` or `package:function`.
+
+    `package:function` is imported and called without arguments; what it returns must map images to features.
+    """
+    if name == TINY:
+        return TinyResNet(channels)
+    if name in RESNETS:
+        return torchvision_backbone(name, channels, stem)
+    if name.startswith("timm:"):
+        return timm_backbone(name.removeprefix("timm:"), channels)
+    if ":" in name:
+        return imported(name)()
+    raise UsageError(
+        f"backbone: {name!r} is not known. Allowed: {', '.join((TINY, *RESNETS))}, timm:NAME, package:function."
+    )
+
+
+def timm_backbone(name: str, channels: int) -> nn.Module:
+    try:
+        import timm
+    except ImportError as error:
+        raise UsageError("backbone: timm is not installed. Install it with: pip install 'antipode[timm]'") from error
+    try:
+        return timm.create_model(name, pretrained=False, num_classes=0, in_chans=channels)
+    except RuntimeError as error:
+        raise UsageError(f"backbone: timm knows no model {name!r}: {error}") from error
+
+
+def imported(name: str) -> Callable[[], nn.Module]:
+    module_name, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"backbone: {name!r} cannot be imported: {error}. Write it as package.module:function.") from error
+
+
+@torch.no_grad()
+def feature_dim(backbone: nn.Module, channels: int, size: int) -> int:
+    """How many features the backbone gives for images of this size, found by asking it."""
+    training = backbone.training
+    backbone.eval()
+    parameter = next(backbone.parameters(), torch.zeros(()))
+    try:
+        features = backbone(torch.zeros(1, channels, size, size, device=parameter.device))
+    except RuntimeError as error:
+        raise UsageError(
+            f"backbone: it does not take images of {channels} x {size} x {size}: {error}"
+        ) from error
+    finally:
+        backbone.train(training)
+    if features.dim() != 2:
+        raise UsageError(
+            f"backbone: it gives {tuple(features.shape)} for one image; features (N, F) are needed. "
+            "Pool and flatten inside the module."
+        )
+    return features.shape[1]

@@ -1,0 +1,101 @@
+"""One loss behind MoCo, SimCLR, EqCo, SiMo, JCL and MoCHi.
+
+Write, for a query q with positive keys k_1..k_M and negatives n_1..n_K, all scores over the temperature,
+
+    p_m = q.k_m / tau        mean = (1/M) sum_m p_m        var = (1/M) sum_m (p_m - mean)^2
+    l_j = q.n_j / tau        lse  = log sum_j exp(l_j)
+
+    L = log( exp(mean + (lambda/2) var) + (alpha/K) exp(lse) ) - mean
+
+M = 1 and alpha = K is InfoNCE (MoCo Eq. 1); a free alpha is EqCo's margin (Eq. 5); M > 1 with lambda > 0 is
+JCL (Eq. S.3: q' Sigma q / tau^2 is the variance of the positive scores, so no covariance is formed); MoCHi
+appends scores to the negatives. The seam is the log-sum-exp of the negatives: every source of negatives gives,
+per query, a log-sum-exp and a count; sources add; the formula below never sees a mask or a queue.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Stands for the score of a negative that does not count. Finite, so that a query without any negative has a
+# gradient of zero and not of NaN; exp of it is zero in every floating type.
+NOTHING = -1e30
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """What the loss needs to know of the negatives: per query a log-sum-exp (N,) and a count, (N,) or one."""
+
+    lse: Tensor
+    count: Tensor | int
+
+    def __add__(self, other: Negatives) -> Negatives:
+        return Negatives(torch.logaddexp(self.lse, other.lse), self.count + other.count)
+
+
+def negatives_of_scores(scores: Tensor, mask: Tensor | None = None) -> Negatives:
+    """Negatives given by their scores (N, K), already over the temperature; mask is true where one counts."""
+    if mask is None:
+        return Negatives(torch.logsumexp(scores, dim=1), scores.shape[1])
+    return Negatives(torch.logsumexp(scores.masked_fill(~mask, NOTHING), dim=1), mask.sum(dim=1))
+
+
+def scores(query: Tensor, others: Tensor, temperature: float) -> Tensor:
+    """q.n / tau as (N, K): query (N, D) against others shared (K, D) or of its own (N, K, D)."""
+    if others.dim() == 2:
+        return query @ others.T / temperature
+    return torch.einsum("nd,nkd->nk", query, others) / temperature
+
+
+def contrastive_loss(
+    mean: Tensor, variance: Tensor, negatives: Negatives, *, alpha: float | None, variance_weight: float
+) -> Tensor:
+    """The formula of this module, per query (N,)."""
+    positive = mean + 0.5 * variance_weight * variance
+    margin: Tensor | float = 0.0
+    if alpha is not None:  # log(alpha/K) on every negative score is EqCo's margin over tau
+        margin = math.log(alpha) - torch.as_tensor(negatives.count, device=mean.device).clamp(min=1).log()
+    return torch.logaddexp(positive, negatives.lse + margin) - mean
+
+
+def info_nce(
+    query: Tensor,
+    keys: Tensor,
+    negatives: Tensor,
+    *,
+    temperature: float,
+    alpha: float | None = None,
+    variance_weight: float = 0.0,
+    extra_scores: Tensor | None = None,
+    mask: Tensor | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """The contrastive loss of N queries; a scalar, or (N,) with reduction="none".
+
+    query (N, D); keys (N, D), or (N, M, D) for M positives each; negatives (K, D) shared or (N, K, D).
+    mask (N, K) is true where a negative counts. extra_scores (N, S) are further negatives given by their
+    scores, already divided by the temperature. alpha=None is plain InfoNCE; otherwise the factor is alpha over
+    the number of negatives of that query, extra scores included. variance_weight is JCL's lambda.
+
+    Nothing is normalised here: pass unit vectors where the method wants cosines. Scores are float32 (float64
+    for float64 inputs) whatever the autocast type.
+    """
+    dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    with torch.autocast(query.device.type, enabled=False):
+        query, keys, negatives = query.to(dtype), keys.to(dtype), negatives.to(dtype)
+        positive = scores(query, keys if keys.dim() == 3 else keys[:, None], temperature)  # (N, M)
+        against = negatives_of_scores(scores(query, negatives, temperature), mask)
+        if extra_scores is not None:
+            against = against + negatives_of_scores(extra_scores.to(dtype))
+        loss = contrastive_loss(
+            positive.mean(dim=1),
+            positive.var(dim=1, correction=0),
+            against,
+            alpha=alpha,
+            variance_weight=variance_weight,
+        )
+    return loss if reduction == "none" else loss.mean()

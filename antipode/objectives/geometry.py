@@ -1,0 +1,75 @@
+"""How representations lie on the sphere: alignment, uniformity, and two measures of collapse.
+
+Each function takes raw features (N, D), works in at least float32 whatever the autocast type, and returns a
+scalar tensor on the features' device.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+
+def alignment(x: Tensor, y: Tensor) -> Tensor:
+    """E |x - y|^2 over positive pairs (x[n], y[n]), both (N, D), l2-normalised here. From 0 to 4."""
+    return (_on_sphere(x) - _on_sphere(y)).square().sum(1).mean()
+
+
+def uniformity(x: Tensor, t: float = 2.0, *, chunk: int = 4096) -> Tensor:
+    """log E exp(-t |x - y|^2) over the distinct pairs of the l2-normalised rows of x (N, D), N >= 2.
+
+    0 when all rows coincide, lower the more evenly they spread. Self-pairs, which the expectation over
+    two independent draws does not have, are left out. Only one chunk x chunk block of scores is held.
+    """
+    x = _on_sphere(x)
+    terms = []
+    for start in range(0, len(x), chunk):
+        rows = x[start : start + chunk]
+        for other in range(start, len(x), chunk):
+            with torch.autocast(x.device.type, enabled=False):
+                scores = rows @ x[other : other + chunk].T
+            if other == start:  # each pair once
+                above = torch.triu_indices(len(rows), len(rows), offset=1, device=x.device)
+                scores = scores[above[0], above[1]]
+            if scores.numel():
+                # on the sphere |x - y|^2 = 2 - 2 x.y
+                terms.append(torch.logsumexp((2 * t * (scores - 1)).flatten(), 0))
+    return torch.logsumexp(torch.stack(terms), 0) - math.log(len(x) * (len(x) - 1) / 2)
+
+
+def effective_rank(x: Tensor) -> Tensor:
+    """exp of the entropy of the singular values of the centred x (N, D), scaled to sum 1.
+
+    Roy & Vetterli, "The effective rank" (2007): r equal singular values give r. It sees the shape of the
+    cloud, not its size: `feature_deviation` sees the size. Identical rows have rank 0, and features that are
+    not finite have rank NaN (a log line must be able to say so).
+
+    The singular values are square roots of the eigenvalues of the smaller of the two Gram matrices, in
+    float64; below 1e-8 of the features' norm they are rounding, and count as zero.
+    """
+    x = x.double()
+    centred = x - x.mean(0)
+    gram = centred.T @ centred if len(x) >= x.shape[1] else centred @ centred.T
+    finite = gram.isfinite().all()
+    squares = torch.linalg.eigvalsh(gram.where(finite, 0))  # which raises on a NaN
+    singular = squares.where(squares > 1e-16 * x.square().sum(), 0).sqrt()
+    share = singular / singular.sum().clamp_min(torch.finfo(x.dtype).tiny)
+    rank = torch.special.entr(share).sum().exp() * (singular.sum() > 0)
+    return rank.where(finite, torch.nan)
+
+
+def feature_deviation(x: Tensor) -> Tensor:
+    """sqrt(D) times the mean over dimensions of the deviation of the l2-normalised rows of x (N, D).
+
+    Between 0 (collapse: every row points the same way) and 1 (the mean direction is zero and every
+    dimension carries the same variance, as for points spread evenly over the sphere): the variances
+    add up to 1 - |mean|^2, and by Jensen's inequality the mean deviation is at most sqrt((1 - |mean|^2) / D).
+    """
+    return _on_sphere(x).std(0, correction=0).mean() * math.sqrt(x.shape[1])
+
+
+def _on_sphere(x: Tensor) -> Tensor:
+    return normalize(x if x.dtype == torch.float64 else x.float(), dim=1)

@@ -1,0 +1,1 @@
+"""The loop, optimisers, schedules, checkpoints, telemetry, and the run's folder."""

@@ -1,0 +1,216 @@
+"""The loop: images -> views -> method -> loss -> optimiser -> telemetry, for so many steps.
+
+The step number is all the state that the loop has of its own: the order of the images, the views and the
+permutations are functions of (seed, step), so a resumed run goes on exactly where it stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from antipode.config.resolve import Config
+from antipode.data.canvas import Canvas
+from antipode.data.loader import Loader
+from antipode.errors import AntipodeError, UsageError
+from antipode.methods.contrastive import MoCo, Step
+from antipode.randomness import generator
+from antipode.training.checkpoint import part, restore_training_state, training_state
+from antipode.training.run import Run
+from antipode.training.schedules import learning_rate
+from antipode.training.telemetry import Listener, Log, Meter, check_finite, spread, warnings
+
+MakeViews = Callable[[Canvas, int], list[Tensor]]  # (canvas, step) -> views
+
+
+class Stopped(AntipodeError):
+    """The run was asked to stop, saved itself and can be resumed."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which images make which step. The last, partial batch of an epoch is dropped."""
+
+    images: int
+    batch_size: int
+    epochs: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.images < self.batch_size:
+            raise UsageError(
+                f"batch_size: given {self.batch_size}, but there are only {self.images} images to train on. "
+                f"Use at most --batch-size {self.images}."
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.images // self.batch_size
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * self.steps_per_epoch
+
+    def batches(self, start: int) -> Iterator[Tensor]:
+        """The image indices (batch_size,) of step `start` and of all after it."""
+        for epoch in range(start // self.steps_per_epoch, self.epochs):
+            order = torch.randperm(self.images, generator=generator(self.seed, "order", epoch))
+            first = start - epoch * self.steps_per_epoch if epoch == start // self.steps_per_epoch else 0
+            for position in range(first, self.steps_per_epoch):
+                yield order[position * self.batch_size : (position + 1) * self.batch_size]
+
+
+def build_optimizer(config: Config, method: nn.Module) -> torch.optim.Optimizer:
+    """SGD or AdamW over what takes a gradient."""
+    parameters = [parameter for parameter in method.parameters() if parameter.requires_grad]
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(
+            parameters,
+            lr=config.learning_rate,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            weight_decay=config.weight_decay,
+            foreach=True,
+        )
+    return torch.optim.AdamW(
+        parameters,
+        lr=config.learning_rate,
+        betas=(config.momentum, 0.999),
+        weight_decay=config.weight_decay,
+        foreach=True,
+    )
+
+
+class Training:
+    """One run of the loop. Everything that a checkpoint holds is reachable from here."""
+
+    def __init__(self, run: Run, config: Config, method: MoCo, plan: Plan, device: torch.device, precision: str):
+        self.run = run
+        self.config = config
+        self.method = method
+        self.plan = plan
+        self.device = device
+        self.precision = precision
+        self.optimizer = build_optimizer(config, method)
+        self.meter = Meter()
+        self.step = 0  # steps done
+        self.saved_at = time.monotonic()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the last step done, from 1."""
+        return max(0, self.step - 1) // self.plan.steps_per_epoch + 1
+
+    @property
+    def epoch_is_over(self) -> bool:
+        return self.step % self.plan.steps_per_epoch == 0
+
+    def resume(self) -> None:
+        """Take up the latest checkpoint."""
+        tensors, meta = self.run.latest()
+        restore_training_state(self.method, self.optimizer, tensors)
+        self.meter.restore(part(tensors, "meter."), meta["meter_steps"])
+        self.meter.sums = {name: value.to(self.device) for name, value in self.meter.sums.items()}
+        self.step = meta["step"]
+
+    def save(self) -> None:
+        sums, steps = self.meter.state()
+        tensors = training_state(self.method, self.optimizer)
+        tensors |= {f"meter.{name}": value for name, value in sums.items()}
+        meta = {"epoch": self.epoch, "meter_steps": steps, "config": self.config.model_dump(mode="json")}
+        self.run.save(self.step, tensors, meta)
+        per_epoch = self.plan.steps_per_epoch
+        self.run.prune(self.config.keep_last, {epoch * per_epoch for epoch in self.config.keep_epochs})
+        self.saved_at = time.monotonic()
+
+    def train(
+        self,
+        loader: Loader,
+        make_views: MakeViews,
+        listener: Listener,
+        should_stop: Callable[[], bool],
+        online: Callable[[], dict[str, float]] | None = None,
+    ) -> None:
+        """Run to the end, or raise Stopped after saving. `online` evaluates at the end of an epoch."""
+        events = self.run.path / "events" if self.config.tensorboard else None
+        log = Log(self.run.metrics_file, events, self.step)
+        self.method.train()
+        self.meter.since = waiting_since = time.perf_counter()
+        try:
+            for _, canvas in loader.batches(self.plan.batches(self.step)):
+                waited = time.perf_counter() - waiting_since
+                step = self.update(make_views(canvas, self.step))
+                self.meter.add(step.health, len(canvas), waited)
+                listener.advance(self.step)
+                if self.step % self.config.log_every == 0 or self.epoch_is_over:
+                    self.report(step, log, listener, online)
+                if self.due():
+                    self.save()
+                if should_stop() and self.step < self.plan.steps:
+                    self.save()
+                    raise Stopped(f"stopped after step {self.step} (epoch {self.epoch}); --resume goes on from there.")
+                waiting_since = time.perf_counter()
+        finally:
+            log.close()
+
+    def update(self, views: list[Tensor]) -> Step:
+        """One step of the method and of the optimiser."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate()
+        shuffle = generator(self.config.seed, "shuffle", self.step)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            step = self.method(views, shuffle)
+        self.optimizer.zero_grad(set_to_none=True)
+        step.loss.backward()
+        if self.config.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.method.online.parameters(), self.config.clip_norm)
+        self.optimizer.step()
+        self.method.finish(step)
+        self.step += 1
+        return step
+
+    def learning_rate(self) -> float:
+        config = self.config
+        return learning_rate(
+            self.step,
+            peak=config.learning_rate,
+            epochs=config.epochs,
+            steps_per_epoch=self.plan.steps_per_epoch,
+            schedule=config.lr_schedule,
+            drops=config.lr_drops,
+            update=config.lr_update,
+            warmup_epochs=config.warmup_epochs,
+        )
+
+    def report(
+        self, step: Step, log: Log, listener: Listener, online: Callable[[], dict[str, float]] | None
+    ) -> None:
+        """Write a line; stop at a NaN, warn of what looks wrong."""
+        record: dict[str, Any] = {"step": self.step, "epoch": self.epoch}
+        record |= {name: round(value, 6) for name, value in self.meter.read().items()}
+        record["log_k"] = round(self.method.chance_loss, 6)
+        record["lr"] = self.optimizer.param_groups[0]["lr"]
+        check_finite(record, self.run.last_good())
+        record |= {name: round(value, 6) for name, value in spread(step.embedding).items()}
+        every = self.config.knn_every
+        if online is not None and every and self.epoch_is_over and self.epoch % every == 0:
+            record |= online()
+        log.write(record)
+        listener.line(record)
+        for warning in warnings(record):
+            listener.warn(warning)
+        self.meter = Meter()
+
+    def due(self) -> bool:
+        """Whether a checkpoint is due: by epoch, by minutes, or because the run is over."""
+        config = self.config
+        if self.epoch_is_over and (
+            self.epoch % config.save_every == 0 or self.epoch in config.keep_epochs or self.step == self.plan.steps
+        ):
+            return True
+        return config.save_minutes is not None and time.monotonic() - self.saved_at > 60 * config.save_minutes

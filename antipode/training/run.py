@@ -1,0 +1,139 @@
+"""A run is a folder that explains itself.
+
+    config.json       the whole configuration; starts the same run again
+    run.json          versions, hardware, where each setting came from
+    metrics.jsonl     one JSON object a line
+    events/           the same for TensorBoard
+    checkpoints/      step-00001234.safetensors, the latest last
+    results.json      every number with its protocol, epoch and seed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy
+import PIL
+import torch
+import torchvision
+from torch import Tensor
+
+import antipode
+from antipode.config.resolve import Config, Layer, Resolved, resolve
+from antipode.errors import AntipodeError, UsageError
+from antipode.training.checkpoint import load_checkpoint, save_checkpoint, write_text
+
+CHECKPOINT = re.compile(r"step-(\d+)\.safetensors")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The folder of a run."""
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Run:
+        """An existing run, or a UsageError that says why it is none."""
+        run = cls(Path(path))
+        if not run.config_file.is_file():
+            raise UsageError(f"{path} is not a run: it has no config.json.")
+        return run
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints_folder(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def config(self) -> Config:
+        values = json.loads(self.config_file.read_text())
+        return resolve(Layer(str(self.config_file), values)).config
+
+    def create(self, resolved: Resolved) -> None:
+        """Make the folder and write down what is about to happen."""
+        about = {
+            "antipode": antipode.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "torchvision": torchvision.__version__,
+            "numpy": numpy.__version__,
+            "pillow": PIL.__version__,
+            "machine": platform.machine(),
+            "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "started": now(),
+            "origins": resolved.origins,
+        }
+        try:
+            self.checkpoints_folder.mkdir(parents=True, exist_ok=True)
+            write_text(self.path / "run.json", json.dumps(about, indent=2) + "\n")
+            self.write_config(resolved.config)
+        except OSError as error:
+            raise UsageError(f"out: {self.path} cannot be written: {error.strerror}.") from error
+
+    def write_config(self, config: Config) -> None:
+        write_text(self.config_file, json.dumps(config.model_dump(mode="json"), indent=2) + "\n")
+
+    def checkpoints(self) -> list[tuple[int, Path]]:
+        """(step, path) of every checkpoint, the latest last."""
+        if not self.checkpoints_folder.is_dir():
+            return []
+        found = ((CHECKPOINT.fullmatch(path.name), path) for path in self.checkpoints_folder.iterdir())
+        return sorted((int(match[1]), path) for match, path in found if match)
+
+    def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and meta of the latest checkpoint."""
+        checkpoints = self.checkpoints()
+        if not checkpoints:
+            raise UsageError(f"{self.path} has no checkpoint yet.")
+        return load_checkpoint(checkpoints[-1][1])
+
+    def save(self, step: int, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """A new checkpoint. A full disk loses the new one, never the last good one."""
+        path = self.checkpoints_folder / f"step-{step:08d}.safetensors"
+        try:
+            self.checkpoints_folder.mkdir(parents=True, exist_ok=True)
+            save_checkpoint(path, tensors, {"step": step, **meta})
+        except Exception as error:
+            # safetensors reports a full disk as its own error; whatever failed, the user must hear what is left.
+            raise AntipodeError(
+                f"the checkpoint {path} cannot be written: {error}. {self.last_good()} Make room, then use --resume."
+            ) from error
+
+    def last_good(self) -> str:
+        checkpoints = self.checkpoints()
+        return f"The last good checkpoint is {checkpoints[-1][1]}." if checkpoints else "There is no checkpoint yet."
+
+    def prune(self, keep_last: int, keep_steps: set[int]) -> None:
+        """Remove all but the latest checkpoints and the chosen ones."""
+        for step, path in self.checkpoints()[:-keep_last]:
+            if step not in keep_steps:
+                path.unlink(missing_ok=True)
+
+    def add_result(self, result: dict[str, Any]) -> None:
+        """Append to results.json."""
+        path = self.path / "results.json"
+        results = json.loads(path.read_text()) if path.is_file() else []
+        write_text(path, json.dumps([*results, {**result, "time": now()}], indent=2) + "\n")
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,150 @@
+"""What a run says of itself while it runs: metrics.jsonl, TensorBoard, the terminal, and warnings.
+
+Signs of health are summed on the device and read only when a line is due, so that no step waits for them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from antipode.errors import AntipodeError
+from antipode.objectives.geometry import effective_rank, feature_deviation
+
+STARVING = 0.3  # share of the time spent waiting for data
+COLLAPSED_DEVIATION = 0.05
+COLLAPSED_RANK = 1.5
+SETTLING_STEPS = 50  # a fresh network looks collapsed
+
+
+class Listener(Protocol):
+    """Who shows progress: the terminal, or nobody."""
+
+    def line(self, record: dict[str, Any]) -> None: ...
+    def advance(self, step: int) -> None: ...
+    def warn(self, message: str) -> None: ...
+    def say(self, message: str) -> None: ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def line(self, record: dict[str, Any]) -> None: ...
+    def advance(self, step: int) -> None: ...
+    def warn(self, message: str) -> None: ...
+    def say(self, message: str) -> None: ...
+
+
+class Meter:
+    """Sums on the device since the last line."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.steps = 0
+        self.images = 0
+        self.waited = 0.0
+        self.since = time.perf_counter()
+
+    def add(self, health: dict[str, Tensor], images: int, waited: float) -> None:
+        for name, value in health.items():
+            value = value.float()
+            self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
+        self.steps += 1
+        self.images += images
+        self.waited += waited
+
+    def read(self) -> dict[str, float]:
+        """Means since the last line. Waits for the device."""
+        means = {name: float(total) / self.steps for name, total in self.sums.items()}
+        elapsed = time.perf_counter() - self.since
+        means["images_per_second"] = self.images / elapsed
+        means["wait_share"] = min(1.0, self.waited / elapsed)
+        return means
+
+    def state(self) -> tuple[dict[str, Tensor], int]:
+        return dict(self.sums), self.steps
+
+    def restore(self, sums: dict[str, Tensor], steps: int) -> None:
+        self.sums, self.steps = dict(sums), steps
+
+
+class Log:
+    """metrics.jsonl and TensorBoard of one run. Opening it drops what lies after the step resumed from."""
+
+    def __init__(self, metrics: Path, events: Path | None, from_step: int) -> None:
+        kept = [line for line in read_metrics(metrics) if line["step"] <= from_step]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        metrics.write_text(text)
+        self.file = open(metrics, "a", buffering=1)  # noqa: SIM115
+        self.writer = None
+        if events is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writer = SummaryWriter(str(events), purge_step=from_step + 1)
+
+    def write(self, record: dict[str, Any]) -> None:
+        try:
+            self.file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise AntipodeError(f"{self.file.name} cannot be written: {error.strerror}.") from error
+        if self.writer is not None:
+            for name, value in record.items():
+                if name not in ("step", "epoch"):
+                    self.writer.add_scalar(name, value, record["step"])
+
+    def close(self) -> None:
+        self.file.close()
+        if self.writer is not None:
+            self.writer.close()
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a metrics.jsonl; one cut short by a crash is left out."""
+    if path.is_file():
+        for line in path.read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
+
+
+@torch.no_grad()
+def spread(embedding: Tensor) -> dict[str, float]:
+    """How far the embeddings (N, dim) of a batch are from a collapse."""
+    return {
+        "feature_deviation": float(feature_deviation(embedding)),
+        "effective_rank": float(effective_rank(embedding)),
+    }
+
+
+def check_finite(record: dict[str, Any], last_good: str) -> None:
+    """Stop at a loss that is no number: everything after it is lost time."""
+    if not math.isfinite(record["loss"]):
+        raise AntipodeError(
+            f"the loss became {record['loss']} by step {record['step']}. {last_good} Lower --lr, add --clip-norm 1 or "
+            "--warmup-epochs, or use --precision fp32; then --resume or start again."
+        )
+
+
+def warnings(record: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with the numbers of a line, and what to do about it."""
+    if record["step"] < SETTLING_STEPS:
+        return
+    deviation, rank = record["feature_deviation"], record["effective_rank"]
+    if deviation < COLLAPSED_DEVIATION or rank < COLLAPSED_RANK:
+        yield (
+            f"collapse: different images get nearly the same embedding (deviation {deviation:.3f} where 1 is an even "
+            f"spread, effective rank {rank:.1f}). Lower --lr, add --warmup-epochs, or check that the images differ."
+        )
+    if record["wait_share"] > STARVING:
+        yield (
+            f"starving: {record['wait_share']:.0%} of the time went into waiting for images. `antipode pack` the data "
+            "(with --size to shrink large photos), give more --workers, or use --resident true if memory allows."
+        )

@@ -1,0 +1,85 @@
+"""Progress in the terminal: a bar where there is a screen, plain lines where there is none."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+QUIET_SECONDS = 10.0  # between plain lines
+
+
+def describe(record: dict[str, Any], epochs: int) -> str:
+    """A line of metrics, for people."""
+    parts = [
+        f"epoch {record['epoch']}/{epochs}",
+        f"loss {record['loss']:.3f} (log K {record['log_k']:.2f})",
+        f"accuracy {record['contrastive_accuracy']:.0%}",
+        f"similar {record['positive_similarity']:+.2f}/{record['negative_similarity']:+.2f}",
+        f"rank {record['effective_rank']:.0f}",
+        f"{record['images_per_second']:,.0f} images/s",
+        f"wait {record['wait_share']:.0%}",
+    ]
+    parts += [f"k-NN {record['knn']:.1f}"] if "knn" in record else []
+    return "  ".join(parts)
+
+
+class Terminal:
+    """Shows a run on standard error. Use as a context manager around the loop."""
+
+    def __init__(self, steps: int, epochs: int, console: Console | None = None) -> None:
+        self.console = console or Console(file=sys.stderr, highlight=False)
+        self.epochs = epochs
+        self.steps = steps
+        self.first: tuple[int, float] | None = None
+        self.printed = 0.0
+        self.warned: set[str] = set()
+        self.progress: Progress | None = None
+        if self.console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            self.progress = Progress(*columns, console=self.console)
+            self.task = self.progress.add_task("training", total=steps)
+
+    def __enter__(self) -> Terminal:
+        if self.progress is not None:
+            self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+    def advance(self, step: int) -> None:
+        if self.first is None:
+            self.first = (step, time.monotonic())
+        if self.progress is not None:
+            self.progress.update(self.task, completed=step)
+
+    def line(self, record: dict[str, Any]) -> None:
+        text = describe(record, self.epochs)
+        if self.progress is not None:
+            self.progress.update(self.task, description=text)
+            return
+        last = record["step"] == self.steps
+        if last or time.monotonic() - self.printed > QUIET_SECONDS:
+            self.printed = time.monotonic()
+            self.say(f"{text}  {self.time_left(record['step'])}")
+
+    def time_left(self, step: int) -> str:
+        if self.first is None or step <= self.first[0]:
+            return ""
+        started, at = self.first
+        seconds = int((time.monotonic() - at) / (step - started) * (self.steps - step))
+        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d} left"
+
+    def warn(self, message: str) -> None:
+        kind = message.partition(":")[0]  # each kind once: a warning repeated a hundred times is not read
+        if kind not in self.warned:
+            self.warned.add(kind)
+            self.console.print(f"[bold yellow]warning[/] {message}", soft_wrap=True)
+
+    def say(self, message: str) -> None:
+        self.console.print(message, soft_wrap=True, markup=False)

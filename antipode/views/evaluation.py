@@ -1,0 +1,71 @@
+"""What is done to a picture at test time: one view without chance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from antipode.data.canvas import Canvas
+from antipode.data.decode import decode, picture_array, plain_mode
+from antipode.views.resample import Axis, cut, normalise
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """Resize the shorter side to `resize`, cut the central `size` x `size`, normalise.
+
+    With resize == size the whole shorter side is kept. mean, std: per channel, of pixels in [0, 1].
+    """
+
+    size: int
+    resize: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    channels: int = 3
+    depth: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 < self.size <= self.resize:
+            raise ValueError(f"resize is {self.resize} and size {self.size}; 0 < size <= resize is needed")
+        for name in ("mean", "std"):
+            values = getattr(self, name)
+            if len(values) != self.channels:
+                raise ValueError(f"{name} has {len(values)} values for {self.channels} channels")
+
+    def __call__(self, canvas: Canvas) -> Tensor:
+        """(N, C, size, size) float32 on the canvas's device."""
+        shorter = torch.minimum(canvas.heights, canvas.widths)
+        x = cut(canvas, self._axis(canvas.heights, shorter), self._axis(canvas.widths, shorter), self.size)
+        return normalise(x, self.mean, self.std)
+
+    def _axis(self, length: Tensor, shorter: Tensor) -> Axis:
+        """torchvision's rounding: the longer side is cut to a whole number, the margin rounded to even."""
+        length = length.double()
+        resized = (self.resize * length / shorter).floor()
+        margin = ((resized - self.size) / 2).round()
+        step = length / resized
+        return Axis(torch.zeros_like(length), length, (margin + 0.5) * step, step)
+
+    def image(self, picture: str | Path | bytes | np.ndarray | Image.Image) -> Tensor:
+        """(C, size, size) for one picture in hand: a file, its bytes, an array or a PIL image."""
+        if isinstance(picture, (str, Path)):
+            picture = Path(picture).read_bytes()
+        elif isinstance(picture, Image.Image):
+            picture = picture_array(plain_mode(ImageOps.exif_transpose(picture)))
+        array = decode(picture, channels=self.channels, depth=self.depth)
+        return self(Canvas.of([array]))[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {**asdict(self), "mean": list(self.mean), "std": list(self.std)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
+        return cls(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
