@@ -1,9 +1,9 @@
 """antipode learns image representations without labels.
 
-    import antipode
+import antipode
 
-    run = antipode.pretrain("moco-v2", data="./photos", out="runs/photos")
-    backbone = antipode.load_backbone(run)
+run = antipode.pretrain("moco-v2", data="./photos", out="runs/photos")
+backbone = antipode.load_backbone(run)
 """
 
 from __future__ import annotations

@@ -125,13 +125,21 @@ def add_field(group: Any, name: str, field: Any, annotation: str) -> None:
     about = f"{field.description}{known}".replace("%", "%%")
     flag = "--" + name.replace("_", "-")
     if annotation.startswith("bool"):
-        group.add_argument(flag, dest=name, nargs="?", const="true", default=argparse.SUPPRESS, metavar="BOOL", help=about)
+        group.add_argument(
+            flag, dest=name, nargs="?", const="true", default=argparse.SUPPRESS, metavar="BOOL", help=about
+        )
     else:
         group.add_argument(flag, dest=name, default=argparse.SUPPRESS, metavar="X", help=about)
 
 
 def shown(value: Any) -> str:
-    return ",".join(f"{v:g}" for v in value) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        ",".join(f"{v:g}" for v in value)
+        if isinstance(value, tuple)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
 
 
 def given_fields(options: argparse.Namespace) -> dict[str, Any]:
@@ -224,14 +232,25 @@ def add_evaluate(commands: Any) -> None:
     command.add_argument("--holdout", type=float, default=0.1, help="share for testing where there is no val split")
     command.add_argument("--seed", type=int, default=0, help="of splits and of the linear layer")
     knn = command.add_argument_group("knn")
-    knn.add_argument("--k", type=numbers, default=[20, 200], metavar="K,..", help="numbers of neighbours (default: 20,200)")
-    knn.add_argument("--temperature", type=float, default=0.1, metavar="T", help="votes weigh exp(cosine/T) (default: 0.1)")
+    knn.add_argument(
+        "--k", type=numbers, default=[20, 200], metavar="K,..", help="numbers of neighbours (default: 20,200)"
+    )
+    knn.add_argument(
+        "--temperature", type=float, default=0.1, metavar="T", help="votes weigh exp(cosine/T) (default: 0.1)"
+    )
     linear = command.add_argument_group("linear")
     linear.add_argument("--as", dest="row", default="moco", metavar="NAME",
                         help="whose protocol: moco, jcl-imagenet100, mochi-imagenet100, mochi-imagenet, byol (default: moco)")  # fmt: skip
-    linear.add_argument("--lr", type=numbers, metavar="LR,..", help="one rate, or several to choose from on held-out training images")
+    linear.add_argument(
+        "--lr",
+        type=numbers,
+        metavar="LR,..",
+        help="one rate, or several to choose from on held-out training images",
+    )
     linear.add_argument("--epochs", type=int, metavar="N", help="epochs; the drops keep their share of them")
-    linear.add_argument("--augment", action="store_true", help="the faithful form: fresh crops and flips each epoch (slow)")
+    linear.add_argument(
+        "--augment", action="store_true", help="the faithful form: fresh crops and flips each epoch (slow)"
+    )
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
@@ -241,8 +260,15 @@ def run_evaluate(options: argparse.Namespace) -> None:
     if options.protocol == "knn":
         settings |= {"k": [int(k) for k in options.k], "temperature": options.temperature}
     else:
-        settings |= {"row": options.row, "lr": options.lr, "epochs": options.epochs, "augment": options.augment}
-    result = evaluate(options.what, protocol=options.protocol, data=options.data, **backbone_options(options), **settings)
+        settings |= {
+            "row": options.row,
+            "lr": options.lr,
+            "epochs": options.epochs,
+            "augment": options.augment,
+        }
+    result = evaluate(
+        options.what, protocol=options.protocol, data=options.data, **backbone_options(options), **settings
+    )
     print_result(result)
 
 
@@ -271,7 +297,9 @@ def add_embed(commands: Any) -> None:
     command.add_argument("--split", choices=("all", "train", "val"), default="all", help="which images (default: all)")
     command.add_argument("--out", metavar="FILE", help="features as .npz or .parquet")
     command.add_argument("--neighbours", metavar="PNG", help="a contact sheet of images and their nearest neighbours")
-    command.add_argument("--duplicates", type=float, metavar="COSINE", help="also list pairs at least this similar, e.g. 0.98")
+    command.add_argument(
+        "--duplicates", type=float, metavar="COSINE", help="also list pairs at least this similar, e.g. 0.98"
+    )
 
 
 def run_embed(options: argparse.Namespace) -> None:
@@ -304,9 +332,19 @@ def add_pack(commands: Any) -> None:
     )
     command.add_argument("data", help="a name, name=path, a folder or a list")
     command.add_argument("out", metavar="FILE", help="the file to write")
-    command.add_argument("--size", type=int, metavar="S", help="shrink images once so that the shorter side is S at most")
-    command.add_argument("--quality", type=int, default=90, metavar="Q", help="JPEG quality of shrunk images (default: 90)")
-    command.add_argument("--max-broken", type=float, default=0.01, metavar="SHARE", help="unreadable images that may be skipped (default: 0.01)")
+    command.add_argument(
+        "--size", type=int, metavar="S", help="shrink images once so that the shorter side is S at most"
+    )
+    command.add_argument(
+        "--quality", type=int, default=90, metavar="Q", help="JPEG quality of shrunk images (default: 90)"
+    )
+    command.add_argument(
+        "--max-broken",
+        type=float,
+        default=0.01,
+        metavar="SHARE",
+        help="unreadable images that may be skipped (default: 0.01)",
+    )
 
 
 def run_pack(options: argparse.Namespace) -> None:
@@ -341,7 +379,9 @@ def add_data(commands: Any) -> None:
     preview.add_argument("data", help="a name, name=path, a folder, a list or a pack")
     preview.add_argument("--out", required=True, metavar="PNG", help="the picture to write")
     preview.add_argument("--views", default="moco-v2", help="augmentation policy (default: moco-v2)")
-    preview.add_argument("--image-size", type=int, default=None, metavar="S", help="side of a view (default: from the images)")
+    preview.add_argument(
+        "--image-size", type=int, default=None, metavar="S", help="side of a view (default: from the images)"
+    )
     preview.add_argument("--images", type=int, default=8, metavar="N", help="how many images (default: 8)")
     preview.add_argument("--count", type=int, default=8, metavar="V", help="views of each (default: 8)")
     preview.add_argument("--seed", type=int, default=0)

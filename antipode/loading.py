@@ -14,6 +14,7 @@ from antipode.config.catalogue import NORMALISATIONS
 from antipode.config.resolve import Config, Layer, resolve
 from antipode.errors import AntipodeError, UsageError
 from antipode.methods.build import build_method
+from antipode.methods.contrastive import Encoder
 from antipode.modules.backbones import RESNETS, build_backbone, torchvision_backbone
 from antipode.randomness import stream
 from antipode.training.checkpoint import load_checkpoint, part
@@ -82,7 +83,11 @@ def load(
 
 
 def from_checkpoint(
-    tensors: dict[str, Tensor], meta: dict[str, Any], name: str, features: str = "backbone", run: Run | None = None
+    tensors: dict[str, Tensor],
+    meta: dict[str, Any],
+    name: str,
+    features: str = "backbone",
+    run: Run | None = None,
 ) -> Loaded:
     config = resolve(Layer(name, meta["config"])).config
     if config.backbone == "custom":
@@ -90,7 +95,7 @@ def from_checkpoint(
             f"{name} was trained with a module given from Python, which its checkpoint cannot rebuild. Build the module "
             "and give it to antipode.load_backbone(run, into=module)."
         )
-    encoder = build_method(config).online
+    encoder: Encoder = build_method(config).online
     encoder.load_state_dict(part(tensors, ONLINE))
     module = encoder if features == "embedding" else encoder.backbone
     return Loaded(module.eval(), preprocess_of(config), name, meta["epoch"], config.seed, run)
@@ -149,7 +154,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise UsageError(f"{path} holds no plain weights (only tensors are read, nothing is unpickled): {error}") from error
+        raise UsageError(
+            f"{path} holds no plain weights (only tensors are read, nothing is unpickled): {error}"
+        ) from error
     while isinstance(content, dict) and isinstance(content.get("state_dict", content.get("model")), dict):
         content = content.get("state_dict", content.get("model"))
     return {name: value for name, value in content.items() if isinstance(value, Tensor)}

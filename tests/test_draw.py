@@ -37,9 +37,7 @@ def test_crops_follow_the_distribution_of_torchvision(size: tuple[int, int]) -> 
     picture = torch.empty(1, *size)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        expected = np.array(
-            [RandomResizedCrop.get_params(picture, [0.2, 1.0], [3 / 4, 4 / 3]) for _ in range(n)]
-        )
+        expected = np.array([RandomResizedCrop.get_params(picture, [0.2, 1.0], [3 / 4, 4 / 3]) for _ in range(n)])
     found, expected = (np.c_[b, b[:, 2] * b[:, 3], b[:, 3] / b[:, 2]] for b in (found, expected))
     for column in range(found.shape[1]):
         assert stats.ks_2samp(found[:, column], expected[:, column]).pvalue > SIGNIFICANCE
@@ -161,9 +159,7 @@ def test_a_wrong_value_is_refused_by_name(field: str, value: object) -> None:
 def test_named_policies_are_those_of_the_papers() -> None:
     lines = {name: policy.describe() for name, policy in POLICIES.items()}
     assert lines["moco-v1"] == "crop 0.2-1, grey p 0.2, jitter 0.4/0.4/0.4/0.4 p 1, flip p 0.5"
-    assert lines["moco-v2"] == (
-        "crop 0.2-1, jitter 0.4/0.4/0.4/0.1 p 0.8, grey p 0.2, blur 0.1-2 p 0.5, flip p 0.5"
-    )
+    assert lines["moco-v2"] == ("crop 0.2-1, jitter 0.4/0.4/0.4/0.1 p 0.8, grey p 0.2, blur 0.1-2 p 0.5, flip p 0.5")
     assert lines["moco-v2-small"] == "crop 0.2-1, jitter 0.4/0.4/0.4/0.1 p 0.8, grey p 0.2, flip p 0.5"
     assert lines["none"] == "whole picture"
 

@@ -11,9 +11,7 @@ from antipode.objectives.geometry import alignment, effective_rank, feature_devi
 
 
 def sphere(n: int, dim: int, seed: int = 0) -> torch.Tensor:
-    return normalize(
-        torch.randn(n, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64), dim=1
-    )
+    return normalize(torch.randn(n, dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64), dim=1)
 
 
 def test_alignment_is_twice_one_minus_cosine() -> None:
@@ -96,10 +94,7 @@ def test_effective_rank_is_the_entropy_of_the_singular_values() -> None:
 
 def test_effective_rank_of_a_gaussian_of_rank_r_stays_below_r_and_near_it() -> None:
     generator = torch.Generator().manual_seed(4)
-    x = (
-        torch.randn(20000, 5, generator=generator)
-        @ torch.linalg.qr(torch.randn(30, 5, generator=generator)).Q.T
-    )
+    x = torch.randn(20000, 5, generator=generator) @ torch.linalg.qr(torch.randn(30, 5, generator=generator)).Q.T
     # float32 rounding of x fills the other 25 directions with singular values of about 3e-8 of the first
     assert 4.99 < effective_rank(x).item() < 5.001
 
@@ -114,9 +109,7 @@ def test_feature_deviation_is_one_for_an_even_spread_and_zero_for_collapse() -> 
     # the deviation of each of 64 dimensions is known to 1/sqrt(2N), their mean far better
     assert feature_deviation(7 * sphere(4000, 64)).item() == pytest.approx(1, abs=0.002)
     assert feature_deviation(torch.eye(6).repeat(3, 1) - 1 / 6).item() == pytest.approx(1, abs=1e-6)
-    assert feature_deviation(torch.ones(40, 8) * torch.arange(1, 41)[:, None]).item() == pytest.approx(
-        0, abs=1e-6
-    )
+    assert feature_deviation(torch.ones(40, 8) * torch.arange(1, 41)[:, None]).item() == pytest.approx(0, abs=1e-6)
 
 
 def test_feature_deviation_is_bounded_by_the_mean_direction() -> None:

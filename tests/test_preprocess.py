@@ -21,9 +21,7 @@ MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 
 def torchvision_preprocess(image: np.ndarray, p: Preprocess) -> torch.Tensor:
     full = 65535 if image.dtype == np.uint16 else 255
-    chain = v2.Compose(
-        [v2.Resize(p.resize, antialias=True), v2.CenterCrop(p.size), v2.Normalize(p.mean, p.std)]
-    )
+    chain = v2.Compose([v2.Resize(p.resize, antialias=True), v2.CenterCrop(p.size), v2.Normalize(p.mean, p.std)])
     return chain(torch.from_numpy(image.astype(np.float32) / full).permute(2, 0, 1))
 
 
@@ -37,9 +35,7 @@ def test_equals_torchvision_on_a_ragged_batch(size: int, resize: int) -> None:
     found = preprocess(Canvas.of(images))
     assert found.shape == (len(images), 3, size, size) and found.dtype == torch.float32
     for n, image in enumerate(images):
-        torch.testing.assert_close(
-            found[n], torchvision_preprocess(image, preprocess), atol=TOLERANCE, rtol=0
-        )
+        torch.testing.assert_close(found[n], torchvision_preprocess(image, preprocess), atol=TOLERANCE, rtol=0)
 
 
 def test_five_channels_of_sixteen_bits_equal_torchvision() -> None:

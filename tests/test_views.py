@@ -70,9 +70,9 @@ def torchvision_jitter(x: Tensor, order: list[int], factors: list[float]) -> Ten
 
 def torchvision_view(image: np.ndarray, row: Table, size: int, dtype: torch.dtype) -> Tensor:
     """One view by torchvision, operation after operation, the flip last. row: a table of length 1."""
-    top, left, height, width = crop_boxes(
-        row, torch.tensor([image.shape[0]]), torch.tensor([image.shape[1]])
-    )[0].tolist()
+    top, left, height, width = crop_boxes(row, torch.tensor([image.shape[0]]), torch.tensor([image.shape[1]]))[
+        0
+    ].tolist()
     x = F.resized_crop(as_float(image, dtype), top, left, height, width, [size, size], antialias=True)
     if row.policy.grey_first and row.grey:
         x = F.rgb_to_grayscale(x, num_output_channels=3)

@@ -110,7 +110,9 @@ class OptimisationFields(Section):
     nesterov: bool = Field(False, description="Nesterov momentum for sgd")
     weight_decay: NotNegative = Field(1e-4, description="on all parameters")
     lr_schedule: Literal["cosine", "step", "constant"] = Field("cosine", description="shape of the learning rate")
-    lr_drops: Numbers = Field((0.6, 0.8), description="where step multiplies by 0.1: epochs, or shares of the run below 1")
+    lr_drops: Numbers = Field(
+        (0.6, 0.8), description="where step multiplies by 0.1: epochs, or shares of the run below 1"
+    )
     lr_update: Literal["epoch", "step"] = Field("epoch", description="how often the learning rate changes")
     warmup_epochs: NotNegative = Field(0, description="epochs of linear warm-up")
     clip_norm: Positive | None = Field(None, description="clip the gradient's norm at this")

@@ -7,6 +7,7 @@ is allowed and the nearest name; all mistakes are told at once.
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ def check_name(field: str, value: str, allowed: Iterable[str]) -> None:
         raise UsageError(f"{field}: {value!r} is not known.{nearest(value, allowed)} Allowed: {', '.join(allowed)}.")
 
 
-def read_file(path: str | Path) -> dict[str, Any]:
+def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Settings from a TOML or JSON file."""
     path = Path(path)
     try:
@@ -133,9 +134,7 @@ def policy(config: Config) -> Policy:
     """The named policy with the parameters that the configuration changes."""
     base = POLICIES.get(config.views, Policy())
     changes: Patch = {
-        name: getattr(config, name)
-        for name in Policy.__dataclass_fields__
-        if getattr(config, name, None) is not None
+        name: getattr(config, name) for name in Policy.__dataclass_fields__ if getattr(config, name, None) is not None
     }
     try:
         return Policy(**{**base.__dict__, **changes})

@@ -82,9 +82,7 @@ class Canvas:
 
     def select(self, indices: Tensor) -> Canvas:
         """Some of the images, sharing this canvas's pixels. indices: (n,) int64 on the CPU."""
-        return replace(
-            self, offsets=self.offsets[indices], heights=self.heights[indices], widths=self.widths[indices]
-        )
+        return replace(self, offsets=self.offsets[indices], heights=self.heights[indices], widths=self.widths[indices])
 
     def padded(self) -> Tensor:
         """(N, C, H, W) of the pixels' dtype on their device, H and W the largest of the batch.

@@ -47,9 +47,7 @@ def suffixes() -> frozenset[str]:
     return frozenset(pictures | {".npy"})
 
 
-def decode(
-    item: bytes | np.ndarray, *, channels: int = 3, depth: int = 8, reduce_to: int | None = None
-) -> np.ndarray:
+def decode(item: bytes | np.ndarray, *, channels: int = 3, depth: int = 8, reduce_to: int | None = None) -> np.ndarray:
     """The image as (H, W, channels) uint8, or uint16 for depth 16. Raises BrokenImage.
 
     item: a file's bytes (any format Pillow reads, or .npy), or an (H, W) or (H, W, C) array of uint8, uint16,

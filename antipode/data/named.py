@@ -116,7 +116,9 @@ NAMED: dict[str, Named] = {
         "CIFAR-10, 60,000 images of 32 x 32, 10 classes", needs_path=False, splits=partial(_cifar, "cifar10")
     ),
     "cifar100": Named(
-        "CIFAR-100, 60,000 images of 32 x 32, 100 classes", needs_path=False, splits=partial(_cifar, "cifar100")
+        "CIFAR-100, 60,000 images of 32 x 32, 100 classes",
+        needs_path=False,
+        splits=partial(_cifar, "cifar100"),
     ),
     "stl10": Named(
         "STL-10, labelled: 5,000 training and 8,000 test images of 96 x 96, 10 classes",
@@ -128,9 +130,7 @@ NAMED: dict[str, Named] = {
         needs_path=False,
         splits=partial(_stl10, "stl10-unlabelled", {"all": "unlabeled"}),
     ),
-    "imagenet": Named(
-        f"ImageNet-1K. {IMAGENET_LAYOUT}", needs_path=True, splits=partial(_imagenet, "imagenet", None)
-    ),
+    "imagenet": Named(f"ImageNet-1K. {IMAGENET_LAYOUT}", needs_path=True, splits=partial(_imagenet, "imagenet", None)),
     "imagenet100": Named(
         f"100 classes of ImageNet-1K (JCL's list). {IMAGENET_LAYOUT}",
         needs_path=True,

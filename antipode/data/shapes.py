@@ -20,6 +20,11 @@ from antipode.randomness import generator
 
 CLASSES = tuple(FORMS)
 DEFAULT_COUNT, DEFAULT_SIZE = 5000, 32
+SCALE = (0.5, 0.8)  # of the form, in halves of the picture
+TURN = 1.0  # of a full circle
+CHROMA = 0.25
+TEXTURE = (0.05, 0.2)
+CLUTTER = (2, 6)
 Uniform = Callable[[float, float, int], np.ndarray]  # (low, high, count)
 
 
@@ -63,16 +68,16 @@ def draw(label: int, size: int, random: torch.Generator) -> np.ndarray:
     light = np.mod(ground + uniform(0.3, 0.7, 1), 1)
     picture = _texture(x, y, 0.1 + 0.8 * ground, uniform)
 
-    for _ in range(int(uniform(2, 6, 1)[0])):
+    for _ in range(int(uniform(*CLUTTER, 1)[0])):
         cx, cy, turn, half, thin, shade = uniform(0, 1, 6)
         along, across = _turned(x - 2 * cx + 1, y - 2 * cy + 1, np.pi * turn)
         distance = np.maximum(np.abs(along) - 0.06 - 0.12 * half, np.abs(across) - 0.03 - 0.06 * thin)
         picture = _over(picture, shade + uniform(-0.2, 0.2, 3), distance, pixel)
 
-    scale = uniform(0.5, 0.8, 1)[0]
+    scale = uniform(*SCALE, 1)[0]
     centre = uniform(-1, 1, 2) * (1.05 - scale)
     turn, mirror = uniform(0, 1, 2)
-    fx, fy = _turned(x - centre[0], y - centre[1], 2 * np.pi * turn)
+    fx, fy = _turned(x - centre[0], y - centre[1], 2 * np.pi * TURN * (turn - 0.5))
     fx, fy = np.broadcast_arrays(fx / scale * (1 if mirror < 0.5 else -1), fy / scale)
     distance = FORMS[CLASSES[label]](fx, fy) * scale
     picture = _over(picture, _texture(x, y, 0.1 + 0.8 * light, uniform), distance, pixel)
@@ -82,7 +87,7 @@ def draw(label: int, size: int, random: torch.Generator) -> np.ndarray:
 def _texture(x: np.ndarray, y: np.ndarray, light: np.ndarray, uniform: Uniform) -> np.ndarray:
     """(H, W, 3): a colour of about this lightness, varied by a slope, stripes or soft noise."""
     kind = int(uniform(0, 3, 1)[0])
-    strength = uniform(0.05, 0.2, 1)[0]
+    strength = uniform(*TEXTURE, 1)[0]
     if kind == 0:
         along, _ = _turned(x, y, 2 * np.pi * uniform(0, 1, 1)[0])
         pattern = along
@@ -90,11 +95,14 @@ def _texture(x: np.ndarray, y: np.ndarray, light: np.ndarray, uniform: Uniform) 
         along, _ = _turned(x, y, 2 * np.pi * uniform(0, 1, 1)[0])
         pattern = np.sin(uniform(6, 16, 1)[0] * along + 2 * np.pi * uniform(0, 1, 1)[0])
     else:
-        pattern = sum(
-            np.sin(fx * x + fy * y + 2 * np.pi * phase)
-            for fx, fy, phase in zip(uniform(-12, 12, 4), uniform(-12, 12, 4), uniform(0, 1, 4), strict=True)
-        ) / 2
-    colour = light + uniform(-0.25, 0.25, 3)
+        pattern = (
+            sum(
+                np.sin(fx * x + fy * y + 2 * np.pi * phase)
+                for fx, fy, phase in zip(uniform(-12, 12, 4), uniform(-12, 12, 4), uniform(0, 1, 4), strict=True)
+            )
+            / 2
+        )
+    colour = light + uniform(-CHROMA, CHROMA, 3)
     tint = uniform(0.4, 1, 3)
     return colour + strength * pattern[:, :, None] * tint
 

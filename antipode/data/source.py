@@ -71,9 +71,7 @@ def open_splits(data: Data) -> Splits:
         return _splits_of_text(str(data))
     if hasattr(data, "__getitem__"):
         return {"all": lambda: from_dataset(data)}
-    raise UsageError(
-        f"{type(data).__name__} is no data: give a name, a path, an array, a tensor or a torch Dataset."
-    )
+    raise UsageError(f"{type(data).__name__} is no data: give a name, a path, an array, a tensor or a torch Dataset.")
 
 
 def _splits_of_text(text: str) -> Splits:
@@ -107,7 +105,5 @@ def _several(images: Images) -> Images:
     if len(images) == 0:
         raise UsageError(f"{images.name} holds no images.")
     if len(images) == 1:
-        raise UsageError(
-            f"{images.name} holds a single image ({images.names[0]}), from which nothing can be learned."
-        )
+        raise UsageError(f"{images.name} holds a single image ({images.names[0]}), from which nothing can be learned.")
     return images

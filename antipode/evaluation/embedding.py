@@ -35,9 +35,7 @@ def check_path(path: str | Path) -> None:
         try:
             import pyarrow.parquet  # noqa: F401
         except ImportError:
-            raise UsageError(
-                "out: parquet needs pyarrow. Install it: pip install antipode[parquet]"
-            ) from None
+            raise UsageError("out: parquet needs pyarrow. Install it: pip install antipode[parquet]") from None
 
 
 def save_features(
@@ -115,9 +113,7 @@ def neighbour_sheet(
     queries = torch.randperm(len(rows), generator=generator(seed, "neighbour-sheet"))[:count]
     scores, nearest = neighbours(known, known[queries], min(k, len(rows) - 1), exclude=queries)
     sheet = rows[torch.cat([queries[:, None], nearest], 1)]  # (count, 1 + k)
-    pictures = [
-        [_shown(canvas, n) for n in range(len(canvas))] for _, canvas in loader.batches(sheet.unbind())
-    ]
+    pictures = [[_shown(canvas, n) for n in range(len(canvas))] for _, canvas in loader.batches(sheet.unbind())]
     captions = [
         f"{names[int(shown[0])]}\ncosine {score[0]:.2f} to {score[-1]:.2f}"
         for shown, score in zip(sheet, scores, strict=True)

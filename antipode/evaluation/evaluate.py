@@ -51,7 +51,9 @@ def evaluate(
     and, for a run, added to its results.json. Numbers are percent, of the last epoch.
     """
     if protocol not in ("knn", "linear"):
-        raise UsageError(f"protocol: {protocol!r} is not known.{nearest(protocol, ['knn', 'linear'])} Allowed: knn, linear.")
+        raise UsageError(
+            f"protocol: {protocol!r} is not known.{nearest(protocol, ['knn', 'linear'])} Allowed: knn, linear."
+        )
     rules = linear_protocol(row, lr, epochs) if protocol == "linear" else None
     loaded = load(what, features=features, seed=seed, **architecture)
     with bars() as progress:
@@ -122,9 +124,7 @@ class Subject:
     def loader(self, images: Images) -> Loader:
         """Photos much larger than the input are decoded at a reduced scale."""
         seen = self.loaded.preprocess
-        return Loader(
-            images, channels=seen.channels, depth=seen.depth, reduce_to=2 * seen.resize, device=self.device
-        )
+        return Loader(images, channels=seen.channels, depth=seen.depth, reduce_to=2 * seen.resize, device=self.device)
 
     def features(self, loader: Loader, title: str) -> Tensor:
         """(N, F) of all images; NaN where one could not be read."""
@@ -154,23 +154,26 @@ class Subject:
         found = knn(bank, bank_labels, queries, truth, k=k, temperature=temperature, device=self.device)
         return {f"k={number}": accuracy for number, accuracy in found.items()}
 
-    def linear(
-        self, train: Split, test: Split, rules: LinearProtocol, seed: int, augment: bool
-    ) -> dict[str, float]:
+    def linear(self, train: Split, test: Split, rules: LinearProtocol, seed: int, augment: bool) -> dict[str, float]:
         queries, truth = self.labelled(test, "features to judge")
         total = rules.epochs * (2 if len(rules.lr) > 1 else 1)
         source: CachedFeatures | AugmentedFeatures
         if augment:
             loaded = self.loaded
-            source = AugmentedFeatures(
-                loaded.backbone, train.loader, loaded.preprocess, self.device, self.precision
-            )
+            source = AugmentedFeatures(loaded.backbone, train.loader, loaded.preprocess, self.device, self.precision)
             labels = train.images.labels
         else:
             features, labels = self.labelled(train, "features to train on")
             source = CachedFeatures(features.to(self.device))
         found = linear(
-            source, labels, queries, truth, rules, seed=seed, device=self.device, progress=self.progress("linear", total)
+            source,
+            labels,
+            queries,
+            truth,
+            rules,
+            seed=seed,
+            device=self.device,
+            progress=self.progress("linear", total),
         )
         value = {"top1": found.chosen.top1, "lr": found.chosen.lr}
         return value if found.chosen.top5 is None else value | {"top5": found.chosen.top5}

@@ -43,13 +43,9 @@ def knn(
     query_labels = class_numbers(query_labels, "the test images")
     ks = sorted(set(k))
     if not ks or ks[0] < 1:
-        raise UsageError(
-            f"k: {tuple(k)} was given; one or more whole numbers from 1 to {len(bank)} are allowed."
-        )
+        raise UsageError(f"k: {tuple(k)} was given; one or more whole numbers from 1 to {len(bank)} are allowed.")
     if temperature <= 0:
-        raise UsageError(
-            f"temperature: {temperature} was given; it must be above 0 (0.07 and 0.1 are usual)."
-        )
+        raise UsageError(f"temperature: {temperature} was given; it must be above 0 (0.07 and 0.1 are usual).")
     require_finite(bank, "the training images")
     require_finite(queries, "the test images")
     scores, indices = neighbours(bank, queries, ks[-1], chunk=chunk, device=device)

@@ -55,14 +55,14 @@ PROTOCOLS = {
 
 @dataclass(frozen=True)
 class Layers:
-    """L linear layers side by side: weight (F, L, C), bias (L, C)."""
+    """L linear layers side by side: weight (L, C, F), bias (L, C)."""
 
     weight: Tensor
     bias: Tensor
 
     def __call__(self, features: Tensor) -> Tensor:
         """(N, F) to scores (N, L, C)."""
-        scores = torch.addmm(self.bias.flatten(), features, self.weight.flatten(1))
+        scores = torch.addmm(self.bias.flatten(), features, self.weight.flatten(0, 1).T)
         return scores.unflatten(1, self.bias.shape)
 
 
@@ -137,9 +137,7 @@ def count_classes(train_labels: Tensor, test_labels: Tensor) -> int:
     """How many outputs the layer needs, from the training labels alone."""
     known = train_labels.unique()
     if len(known) < 2:
-        raise UsageError(
-            f"labels: the training images have {len(known)} class; a classifier needs at least 2."
-        )
+        raise UsageError(f"labels: the training images have {len(known)} class; a classifier needs at least 2.")
     unknown = test_labels[~torch.isin(test_labels, known)].unique().tolist()
     if unknown:
         raise UsageError(
@@ -176,10 +174,10 @@ def train_linear(
 
     batches: epoch (from 0) -> features (n, dim) and labels (n,) of each mini-batch.
     """
-    start = 0.01 * torch.randn(dim, 1, classes, generator=generator(seed, "linear-start"))
+    start = 0.01 * torch.randn(classes, dim, generator=generator(seed, "linear-start"))
     rates = torch.tensor(protocol.lr, device=device)[:, None]
     bias = torch.zeros(len(rates), classes, device=device)
-    layers = Layers(start.repeat(1, len(rates), 1).to(device), bias)
+    layers = Layers(start.repeat(len(rates), 1, 1).to(device), bias)
     momenta = Layers(torch.zeros_like(layers.weight), torch.zeros_like(layers.bias))
     for epoch in range(protocol.epochs):
         now = rates * protocol.factor(epoch)
@@ -200,15 +198,16 @@ def sgd_step(
     error = layers(features).softmax(2)  # (N, L, C)
     error[torch.arange(len(labels), device=labels.device), :, labels] -= 1
     error /= len(features)
-    gradients = (features.T @ error.flatten(1)).view_as(layers.weight), error.sum(0)
-    for parameter, momentum, gradient in zip(
-        (layers.weight, layers.bias), (momenta.weight, momenta.bias), gradients, strict=True
+    weight_gradient = (error.flatten(1).T @ features).view_as(layers.weight)
+    for parameter, momentum, gradient, rate in (
+        (layers.weight, momenta.weight, weight_gradient, rates[:, None]),
+        (layers.bias, momenta.bias, error.sum(0), rates),
     ):
         if protocol.weight_decay:
             gradient.add_(parameter, alpha=protocol.weight_decay)
         momentum.mul_(protocol.momentum).add_(gradient)
         direction = gradient.add_(momentum, alpha=protocol.momentum) if protocol.nesterov else momentum
-        parameter.addcmul_(direction, rates, value=-1)
+        parameter.addcmul_(direction, rate, value=-1)
 
 
 def top_accuracies(layers: Layers, features: Tensor, labels: Tensor) -> Tensor:

@@ -66,7 +66,9 @@ class MoCo(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        self.online = group_batch_norms(encoder, bn_groups) if bn_groups > 1 else encoder
+        if bn_groups > 1:
+            group_batch_norms(encoder, bn_groups)
+        self.online = encoder
         self.slow = slow_copy(self.online)
         self.queue = KeyQueue(queue_size, dim, generator=generator)
         self.temperature = temperature
@@ -76,7 +78,7 @@ class MoCo(nn.Module):
 
     @property
     def backbone(self) -> nn.Module:
-        return self.online.backbone  # type: ignore[return-value]
+        return self.online.backbone
 
     def forward(self, views: Sequence[Tensor], generator: torch.Generator) -> Step:
         """views: two tensors (N, C, H, W). The generator decides the permutation of the keys."""

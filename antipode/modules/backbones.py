@@ -25,7 +25,9 @@ class TinyResNet(nn.Module):
             nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)
         )
         self.blocks = nn.Sequential(
-            residual_block(width, width), residual_block(width, 2 * width), residual_block(2 * width, 4 * width)
+            residual_block(width, width),
+            residual_block(width, 2 * width),
+            residual_block(2 * width, 4 * width),
         )
 
     def forward(self, images: Tensor) -> Tensor:
@@ -84,7 +86,9 @@ def imported(name: str) -> Callable[[], nn.Module]:
     try:
         return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"backbone: {name!r} cannot be imported: {error}. Write it as package.module:function.") from error
+        raise UsageError(
+            f"backbone: {name!r} cannot be imported: {error}. Write it as package.module:function."
+        ) from error
 
 
 @torch.no_grad()
@@ -96,9 +100,7 @@ def feature_dim(backbone: nn.Module, channels: int, size: int) -> int:
     try:
         features = backbone(torch.zeros(1, channels, size, size, device=parameter.device))
     except RuntimeError as error:
-        raise UsageError(
-            f"backbone: it does not take images of {channels} x {size} x {size}: {error}"
-        ) from error
+        raise UsageError(f"backbone: it does not take images of {channels} x {size} x {size}: {error}") from error
     finally:
         backbone.train(training)
     if features.dim() != 2:

@@ -58,7 +58,8 @@ def contrastive_loss(
     positive = mean + 0.5 * variance_weight * variance
     margin: Tensor | float = 0.0
     if alpha is not None:  # log(alpha/K) on every negative score is EqCo's margin over tau
-        margin = math.log(alpha) - torch.as_tensor(negatives.count, device=mean.device).clamp(min=1).log()
+        count = torch.as_tensor(negatives.count, dtype=mean.dtype, device=mean.device)
+        margin = math.log(alpha) - count.clamp(min=1).log()
     return torch.logaddexp(positive, negatives.lse + margin) - mean
 
 

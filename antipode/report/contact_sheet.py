@@ -25,9 +25,7 @@ def contact_sheet(
     left = MARGIN + (CAPTION_WIDTH + MARGIN if captions else 0)
     pitch = tile + GAP
     most = max((len(row) for row in rows), default=0)
-    width, height = (
-        start + max(n * pitch - GAP, 0) + MARGIN for start, n in ((left, most), (MARGIN, len(rows)))
-    )
+    width, height = (start + max(n * pitch - GAP, 0) + MARGIN for start, n in ((left, most), (MARGIN, len(rows))))
     sheet = Image.new("RGB", (width, height), PAPER)
     pen = ImageDraw.Draw(sheet)
     for r, row in enumerate(rows):

@@ -70,9 +70,7 @@ def training_state(method: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
     return state
 
 
-def restore_training_state(
-    method: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
-) -> None:
+def restore_training_state(method: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """The inverse of training_state; the optimiser must hold the trainable parameters in their order."""
     method.load_state_dict(part(tensors, "method."))
     names = [name for name, parameter in method.named_parameters() if parameter.requires_grad]

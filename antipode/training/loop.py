@@ -187,9 +187,7 @@ class Training:
             warmup_epochs=config.warmup_epochs,
         )
 
-    def report(
-        self, step: Step, log: Log, listener: Listener, online: Callable[[], dict[str, float]] | None
-    ) -> None:
+    def report(self, step: Step, log: Log, listener: Listener, online: Callable[[], dict[str, float]] | None) -> None:
         """Write a line; stop at a NaN, warn of what looks wrong."""
         record: dict[str, Any] = {"step": self.step, "epoch": self.epoch}
         record |= {name: round(value, 6) for name, value in self.meter.read().items()}

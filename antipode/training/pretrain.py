@@ -211,7 +211,10 @@ def with_statistics(resolved: Resolved, loader: Loader) -> Resolved:
         mean, std = channel_statistics(loader)
     else:
         mean, std = normalisation(config.normalise, config.channels)
-    rounded = {"mean": [round(float(m), 4) for m in mean], "std": [round(max(float(s), 1e-4), 4) for s in std]}
+    rounded = {
+        "mean": [round(float(m), 4) for m in mean],
+        "std": [round(max(float(s), 1e-4), 4) for s in std],
+    }
     values = config.model_dump(mode="json") | rounded
     origins = resolved.origins | dict.fromkeys(rounded, f"normalise {config.normalise}")
     return Resolved(resolve(Layer("settled", values)).config, origins)

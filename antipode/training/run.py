@@ -1,11 +1,11 @@
 """A run is a folder that explains itself.
 
-    config.json       the whole configuration; starts the same run again
-    run.json          versions, hardware, where each setting came from
-    metrics.jsonl     one JSON object a line
-    events/           the same for TensorBoard
-    checkpoints/      step-00001234.safetensors, the latest last
-    results.json      every number with its protocol, epoch and seed
+config.json       the whole configuration; starts the same run again
+run.json          versions, hardware, where each setting came from
+metrics.jsonl     one JSON object a line
+events/           the same for TensorBoard
+checkpoints/      step-00001234.safetensors, the latest last
+results.json      every number with its protocol, epoch and seed
 """
 
 from __future__ import annotations

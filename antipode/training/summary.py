@@ -40,10 +40,20 @@ def online_knn(prepared: Prepared, loader: Loader, method: MoCo) -> Callable[[],
     bank_labels, truth = prepared.images.labels[bank.numpy()], held_out.labels[queries.numpy()]
 
     def measure() -> dict[str, float]:
-        known, asked = prepared.features(method, loader, bank), prepared.features(method, test_loader, queries)
+        known, asked = (
+            prepared.features(method, loader, bank),
+            prepared.features(method, test_loader, queries),
+        )
         rows, asked_rows = usable_rows(known), usable_rows(asked)
         k = min(ONLINE_K, len(rows))
-        found = knn(known[rows], bank_labels[rows], asked[asked_rows], truth[asked_rows], k=[k], device=prepared.device)
+        found = knn(
+            known[rows],
+            bank_labels[rows],
+            asked[asked_rows],
+            truth[asked_rows],
+            k=[k],
+            device=prepared.device,
+        )
         return {"knn": found[k]}
 
     return measure

@@ -39,7 +39,12 @@ class Terminal:
         self.warned: set[str] = set()
         self.progress: Progress | None = None
         if self.console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+            )
             self.progress = Progress(*columns, console=self.console)
             self.task = self.progress.add_task("training", total=steps)
 

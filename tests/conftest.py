@@ -1,0 +1,65 @@
+"""Shared by the tests: small real images on the disk, and the command in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+SMALL = [
+    "--backbone",
+    "resnet-tiny",
+    "--image-size",
+    "16",
+    "--batch-size",
+    "16",
+    "--queue-size",
+    "64",
+    "--bn-groups",
+    "2",
+]
+
+
+def command(*words, **options) -> subprocess.CompletedProcess:
+    """`python -m antipode ...` in a process of its own, with one thread."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"} | options.pop("env", {})
+    return subprocess.run(
+        [sys.executable, "-m", "antipode", *map(str, words)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=240,
+        **options,
+    )
+
+
+def write_images(folder: Path, count: int, size=(24, 20), seed: int = 0, suffix: str = ".png") -> list[Path]:
+    """Smooth random pictures: a few coloured waves, different in each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0 : size[1], 0 : size[0]] / max(size)
+    paths = []
+    for number in range(count):
+        waves = [np.sin(rng.uniform(2, 12) * (x * np.cos(a) + y * np.sin(a))) for a in rng.uniform(0, 6, 3)]
+        paths.append(folder / f"{number:04d}{suffix}")
+        Image.fromarray(np.uint8(127 + 120 * np.stack(waves, -1))).save(paths[-1])
+    return paths
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    """A flat folder of 60 unlabelled pictures."""
+    write_images(tmp_path / "photos", 60)
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def labelled(tmp_path) -> Path:
+    """Two sub-folders of 40 pictures each: dark and light."""
+    for number, (name, low) in enumerate((("dark", 0), ("light", 150))):
+        for path in write_images(tmp_path / "labelled" / name, 40, seed=number):
+            Image.fromarray(np.uint8(np.asarray(Image.open(path)) * 0.4 + low)).save(path)
+    return tmp_path / "labelled"

@@ -1,0 +1,169 @@
+"""One configuration for file, command line and Python; refused with the reason when wrong."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from antipode.config.catalogue import METHODS, RECIPES
+from antipode.config.resolve import FIELDS, Layer, merge, policy, read_file, resolve
+from antipode.config.sizing import Facts, sized
+from antipode.errors import UsageError
+
+
+def given(**values):
+    return Layer("test", {"method": "moco-v2", "data": "cifar10"} | values)
+
+
+def test_layers_win_in_order_and_every_value_knows_its_origin():
+    resolved = resolve(given(epochs=7), file=Layer("file", {"epochs": 5, "batch_size": 64}))
+    assert (resolved.config.epochs, resolved.origins["epochs"]) == (7, "test")
+    assert (resolved.config.batch_size, resolved.origins["batch_size"]) == (64, "file")
+    assert (resolved.config.queue_size, resolved.origins["queue_size"]) == (4096, "recipe cifar10")
+    assert (resolved.config.momentum, resolved.origins["momentum"]) == (0.9, "default")
+    assert resolve(given(data="x")).origins["temperature"] == "method moco-v2"
+
+
+def test_text_from_the_command_line_means_what_python_values_mean():
+    words = resolve(
+        given(
+            lr="0.1",
+            symmetric="true",
+            crop_scale="0.3,0.9",
+            keep_epochs="5,10",
+            mean="0.5,0.5,0.5",
+            std="1,1,1",
+        )
+    )
+    values = resolve(
+        given(lr=0.1, symmetric=True, crop_scale=(0.3, 0.9), keep_epochs=[5, 10], mean=[0.5] * 3, std=[1] * 3)
+    )
+    assert words.config == values.config
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"quee_size": 3}, ["quee_size", "no such field", "queue_size"]),
+        ({"temperature": -1}, ["temperature", "-1", "greater than 0"]),
+        ({"optimizer": "adam"}, ["optimizer", "'adam'", "'sgd' or 'adamw'"]),
+        ({"epochs": "many"}, ["epochs", "'many'", "integer"]),
+        ({"epochs": 2.5}, ["epochs", "2.5", "integer"]),
+        ({"method": "moco-v3"}, ["method", "moco-v3", "Did you mean moco-v2"]),
+        ({"recipe": "cifar"}, ["recipe", "Did you mean cifar10"]),
+        ({"views": "moco2"}, ["views", "Did you mean moco-v2"]),
+        ({"normalise": "imagnet"}, ["normalise", "Did you mean imagenet"]),
+        ({"lr": 1, "base_lr": 1}, ["lr and base_lr", "test"]),
+        ({"bn_groups": 300}, ["bn_groups", "300", "512"]),
+        ({"crop_scale": (0.9, 0.2)}, ["crop_scale"]),
+        ({"mean": [0.5]}, ["mean"]),
+        ({"mean": [0.5], "std": [0.5]}, ["mean", "3 channels"]),
+        ({"warmup_epochs": 200}, ["warmup_epochs", "below epochs"]),
+        ({"lr": float("nan")}, ["lr", "finite"]),
+        ({"device": "gpu"}, ["device", "gpu"]),
+    ],
+)
+def test_a_wrong_field_is_refused_with_name_value_and_what_is_allowed(wrong, said):
+    with pytest.raises(UsageError) as refused:
+        resolve(given(**wrong))
+    for part in said:
+        assert part in str(refused.value)
+
+
+def test_all_mistakes_are_told_at_once():
+    with pytest.raises(UsageError) as refused:
+        resolve(given(temperature=0, epochs=0, colour="red"))
+    assert {line.partition(":")[0] for line in str(refused.value).splitlines()} == {
+        "temperature",
+        "epochs",
+        "colour",
+    }
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_method_resolves_on_every_recipe_and_its_saved_form_gives_the_same(method, recipe, tmp_path):
+    config = resolve(given(method=method, data=f"{recipe}=somewhere")).config
+    assert config.recipe == recipe
+    saved = tmp_path / "config.json"
+    saved.write_text(json.dumps(config.model_dump(mode="json")))
+    assert resolve(Layer("saved", read_file(saved))).config == config
+
+
+def test_the_papers_settings_are_the_defaults():
+    v1, v2 = (resolve(given(method=m, data="imagenet=x")).config for m in ("moco-v1", "moco-v2"))
+    for config in (v1, v2):
+        assert (config.learning_rate, config.batch_size, config.queue_size, config.key_momentum) == (
+            0.03,
+            256,
+            65536,
+            0.999,
+        )
+        assert (config.momentum, config.weight_decay, config.epochs, config.dim) == (0.9, 1e-4, 200, 128)
+        assert (config.backbone, config.image_size, config.lr_update) == ("resnet50", 224, "epoch")
+    assert (v1.temperature, v1.head, v1.lr_schedule, v1.lr_drops) == (0.07, "linear", "step", (0.6, 0.8))
+    assert (v2.temperature, v2.head, v2.lr_schedule) == (0.2, "mlp", "cosine")
+    cifar = resolve(given()).config
+    assert (cifar.learning_rate, cifar.batch_size, cifar.weight_decay, cifar.temperature) == (
+        0.06,
+        512,
+        5e-4,
+        0.1,
+    )
+    assert resolve(given(data="imagenet100=x")).config.learning_rate == pytest.approx(0.03)
+
+
+def test_the_learning_rate_follows_the_images_of_a_step_unless_it_is_given():
+    assert resolve(given(batch_size=1024)).config.learning_rate == pytest.approx(0.12)
+    assert resolve(given(batch_size=1024, lr=0.5)).config.learning_rate == 0.5
+    assert resolve(given(queue_size=128)).config.learning_rate == pytest.approx(0.06)
+
+
+def test_a_later_rate_replaces_an_earlier_one_whichever_way_it_is_said():
+    values, _ = merge([Layer("a", {"base_lr": 0.1}), Layer("b", {"lr": 0.2})])
+    assert values == {"base_lr": None, "lr": 0.2}
+    values, _ = merge([Layer("a", {"lr": 0.1}), Layer("b", {"base_lr": 0.2})])
+    assert values == {"base_lr": 0.2, "lr": None}
+
+
+@pytest.mark.parametrize("count", [2, 3, 10, 500, 5_000, 50_000, 5_000_000])
+@pytest.mark.parametrize("cuda", [False, True])
+@pytest.mark.parametrize("side", [20, 32, 64, 100, 300, 3000])
+def test_sizes_fit_the_data_whatever_it_is(count, cuda, side):
+    config = resolve(given(data="./photos"), facts=Facts(count, side, cuda)).config
+    assert config.batch_size <= count and config.image_size <= max(32, side)
+    assert config.queue_size <= max(count, config.batch_size)
+    assert config.stem == ("small" if config.image_size <= 64 else "imagenet")
+    if not cuda:
+        assert config.epochs * count <= max(200_000, 5 * count)
+
+
+def test_sizes_give_way_to_what_was_asked():
+    config = resolve(given(data="./photos", batch_size=32, epochs=3), facts=Facts(1000, 300, True)).config
+    assert (config.batch_size, config.epochs) == (32, 3)
+
+
+def test_sized_names_only_real_fields():
+    assert set(sized(Facts(100, 100, True), "moco-v2")) <= set(FIELDS)
+
+
+def test_a_policy_can_be_changed_in_any_parameter():
+    rules = policy(resolve(given(views="moco-v2", blur=1.0, hue=0.2)).config)
+    assert (rules.blur, rules.hue, rules.grey) == (1.0, 0.2, 0.2)
+
+
+def test_files_are_toml_or_json_and_broken_ones_are_named(tmp_path):
+    (tmp_path / "a.toml").write_text('method = "moco-v1"\nlr_drops = [0.5]\n')
+    assert read_file(tmp_path / "a.toml") == {"method": "moco-v1", "lr_drops": [0.5]}
+    (tmp_path / "b.json").write_text("{")
+    for name in ("b.json", "missing.toml"):
+        with pytest.raises(UsageError, match=name):
+            read_file(tmp_path / name)
+
+
+def test_configuration_does_not_import_torch():
+    code = (
+        "import sys, antipode.config.resolve, antipode.cli; antipode.cli.build_parser(); print('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

@@ -1,0 +1,159 @@
+"""Queue, slow copy, grouped norms, heads and backbones against the plainest possible equals."""
+
+import copy
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from antipode.errors import UsageError
+from antipode.modules.backbones import TINY, build_backbone, feature_dim
+from antipode.modules.heads import projection_head
+from antipode.modules.norms import GroupedBatchNorm2d, group_batch_norms
+from antipode.modules.queue import KeyQueue
+from antipode.modules.slow_copy import follow, slow_copy
+
+
+@pytest.mark.parametrize(
+    ("size", "batches"), [(7, [3, 3, 3, 3]), (4, [4, 4]), (3, [8, 1, 5]), (16, [5, 1, 7, 16, 2]), (1, [2, 2])]
+)
+def test_queue_holds_what_a_list_would(size, batches):
+    """Any size against any batch. The oracle is a list of the last `size` keys ever pushed."""
+    queue = KeyQueue(size, 2, labelled=True)
+    initial = [row.tolist() for row in queue.keys]
+    history: list[list[float]] = []
+    number = 0
+    for batch in batches:
+        keys = torch.arange(number, number + batch).float()[:, None].repeat(1, 2)
+        queue.push(keys, torch.arange(number, number + batch))
+        history += keys.tolist()
+        number += batch
+    kept = history[-size:]
+    expected = sorted(kept + initial[len(history) :]) if len(history) < size else sorted(kept)
+    assert sorted(queue.keys.tolist()) == expected
+    assert queue.fill == pytest.approx(min(1, number / size))
+    real = queue.labels >= 0
+    assert torch.equal(queue.keys[real][:, 0].long(), queue.labels[real])
+
+
+def test_queue_overwrites_the_oldest_first():
+    queue = KeyQueue(4, 1)
+    for value in range(6):
+        queue.push(torch.tensor([[float(value)]]))
+    assert queue.keys[:, 0].tolist() == [4.0, 5.0, 2.0, 3.0]
+
+
+def test_queue_starts_with_unit_vectors_and_keeps_labels_only_on_demand():
+    queue = KeyQueue(100, 16, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(queue.keys.norm(dim=1), torch.ones(100))
+    assert set(queue.state_dict()) == {"keys", "pushed"}
+
+
+def test_slow_copy_is_an_exponential_average_of_parameters_only():
+    fast = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double()
+    slow = slow_copy(fast)
+    expected = [p.clone() for p in fast.parameters()]
+    for _ in range(5):
+        with torch.no_grad():
+            for parameter in fast.parameters():
+                parameter.add_(torch.randn_like(parameter))
+            fast[1].running_mean += 1
+        follow(slow, fast, 0.9)
+        expected = [0.9 * e + 0.1 * p for e, p in zip(expected, fast.parameters(), strict=True)]
+    for got, want in zip(slow.parameters(), expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+        assert not got.requires_grad
+    assert torch.equal(slow[1].running_mean, torch.zeros(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("n", "groups"), [(8, 2), (8, 4), (9, 2)])
+def test_grouped_norm_is_batch_norm_on_each_contiguous_part(n, groups):
+    """R groups on one device are R ranks with plain batch norm: outputs, gradients and running statistics."""
+    torch.manual_seed(0)
+    plain = nn.BatchNorm2d(3).double()
+    with torch.no_grad():
+        plain.weight.uniform_(0.5, 2)
+        plain.bias.normal_()
+    grouped = GroupedBatchNorm2d(3, groups).double()
+    grouped.load_state_dict(plain.state_dict())
+    x = torch.randn(n, 3, 4, 5, dtype=torch.float64)
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    ranks = [copy.deepcopy(plain) for _ in range(groups)]
+    for _ in range(2):
+        expected = torch.cat([rank(part) for rank, part in zip(ranks, theirs.tensor_split(groups), strict=True)])
+        actual = grouped(ours)
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    weights = torch.randn_like(x)
+    (g_ours,) = torch.autograd.grad((actual * weights).sum(), ours)
+    (g_theirs,) = torch.autograd.grad((expected * weights).sum(), theirs)
+    torch.testing.assert_close(g_ours, g_theirs, rtol=1e-12, atol=1e-12)
+    for name in ("running_mean", "running_var"):
+        mean = torch.stack([getattr(rank, name) for rank in ranks]).mean(0)
+        torch.testing.assert_close(getattr(grouped, name), mean, rtol=1e-12, atol=1e-12)
+    assert grouped.num_batches_tracked == 2
+    grouped.eval()
+    plain.load_state_dict(grouped.state_dict())
+    torch.testing.assert_close(grouped(x), plain.eval()(x))
+
+
+def test_grouped_norm_keeps_channels_last():
+    x = torch.randn(8, 6, 5, 5).to(memory_format=torch.channels_last)
+    assert GroupedBatchNorm2d(6, 4)(x).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_grouping_replaces_every_batch_norm_and_keeps_names():
+    plain = build_backbone(TINY)
+    names = list(plain.state_dict())
+    count = sum(isinstance(m, nn.BatchNorm2d) for m in plain.modules())
+    grouped = group_batch_norms(plain, 4)
+    assert list(grouped.state_dict()) == names
+    assert sum(isinstance(m, GroupedBatchNorm2d) for m in grouped.modules()) == count
+
+
+def test_heads_have_the_papers_shapes():
+    assert [type(m).__name__ for m in projection_head("mlp", 512, 128)] == ["Linear", "ReLU", "Linear"]
+    assert projection_head("mlp", 512, 128)[0].out_features == 512
+    assert projection_head("mlp", 512, 128, hidden=64)[2].in_features == 64
+    assert isinstance(projection_head("linear", 512, 128), nn.Linear)
+
+
+@pytest.mark.parametrize(("name", "features", "millions"), [("resnet18", 512, 11.2), ("resnet50", 2048, 23.5)])
+def test_torchvision_backbones_have_no_classifier(name, features, millions):
+    backbone = build_backbone(name)
+    assert feature_dim(backbone, 3, 64) == features
+    # published counts less the classifier
+    assert sum(p.numel() for p in backbone.parameters()) / 1e6 == pytest.approx(millions, abs=0.05)
+
+
+def test_small_stem_keeps_the_resolution_and_other_channels_are_taken():
+    backbone = build_backbone("resnet18", channels=5, stem="small")
+    maps = backbone.layer1(backbone.maxpool(backbone.conv1(torch.zeros(1, 5, 32, 32))))
+    assert maps.shape == (1, 64, 32, 32)
+    assert feature_dim(build_backbone("resnet18", channels=1), 1, 64) == 512
+    assert feature_dim(build_backbone(TINY, channels=2), 2, 32) == 128
+
+
+def test_a_function_of_the_users_own_package_is_a_backbone(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from torch import nn\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert feature_dim(build_backbone("mine:net"), 3, 8) == 10
+    with pytest.raises(UsageError, match="cannot be imported"):
+        build_backbone("mine:nothing")
+    sys.modules.pop("mine")
+
+
+def test_timm_names_are_taken():
+    pytest.importorskip("timm")
+    assert feature_dim(build_backbone("timm:resnet10t", channels=4), 4, 64) == 512
+    with pytest.raises(UsageError, match="timm knows no model"):
+        build_backbone("timm:no_such_model")
+
+
+def test_unknown_backbones_and_wrong_outputs_are_refused():
+    with pytest.raises(UsageError, match=r"resnet19.*Allowed"):
+        build_backbone("resnet19")
+    with pytest.raises(UsageError, match=r"features \(N, F\) are needed"):
+        feature_dim(nn.Conv2d(3, 4, 3), 3, 16)

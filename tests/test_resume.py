@@ -1,0 +1,138 @@
+"""Stopped anywhere and resumed equals never stopped: real processes, real signals, bit for bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from conftest import SMALL, command
+
+from antipode.training.run import Run
+
+ARGUMENTS = ["pretrain", "moco-v2", "--data", "shapes=160x16", *SMALL, "--epochs", "6", "--log-every", "3"]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def start(out, *more):
+    words = [sys.executable, "-m", "antipode", *ARGUMENTS, "--out", str(out), *more]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+
+def wait_for_step(run, step, process):
+    """Until metrics.jsonl has reached a step, or the process has ended."""
+    while process.poll() is None:
+        lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
+        if lines and lines[-1].endswith("}") and json.loads(lines[-1])["step"] >= step:
+            return
+        time.sleep(0.01)
+
+
+def weights(run):
+    return Run.open(run).latest()[0]
+
+
+def metrics(run):
+    """All that does not depend on the clock."""
+    clock = {"images_per_second", "wait_share"}
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in clock} for line in lines]
+
+
+def assert_same(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+@pytest.fixture(scope="module")
+def never_stopped(tmp_path_factory):
+    out = tmp_path_factory.mktemp("whole") / "run"
+    done = command(*ARGUMENTS, "--out", out)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_killed_at_random_moments_and_resumed_equals_never_stopped(tmp_path, never_stopped):
+    chance = random.Random(time.time_ns())
+    out = tmp_path / "run"
+    reached = 0
+    for _ in range(3):
+        process = start(out, "--resume", "--save-minutes", "0.0005")
+        wait_for_step(out, min(reached + chance.randint(3, 18), 55), process)
+        time.sleep(chance.uniform(0, 0.05))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        reached = max([step for step, _ in Run(out).checkpoints()], default=0)
+    done = start(out, "--resume", "--save-minutes", "0.0005")
+    _, errors = done.communicate(timeout=240)
+    assert done.returncode == 0, errors
+    assert_same(weights(out), weights(never_stopped))
+    assert metrics(out) == metrics(never_stopped)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_it_saves_says_so_and_can_be_resumed(number, tmp_path, never_stopped):
+    out = tmp_path / "run"
+    process = start(out)
+    wait_for_step(out, 6, process)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 1
+    assert "stopped after step" in errors and "--resume" in errors and "Traceback" not in errors
+    stopped_at = Run(out).checkpoints()[-1][0]
+    assert 6 <= stopped_at < 60
+    done = command(*ARGUMENTS, "--out", out, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert_same(weights(out), weights(never_stopped))
+    assert metrics(out) == metrics(never_stopped)
+
+
+def test_a_finished_run_goes_on_under_a_longer_schedule(tmp_path):
+    out = tmp_path / "run"
+    assert command(*ARGUMENTS, "--out", out, "--epochs", "2").returncode == 0
+    before = weights(out)
+    done = command("pretrain", "--out", out, "--resume", "--epochs", "4")
+    assert done.returncode == 0, done.stderr
+    lines = metrics(out)
+    assert lines[-1]["epoch"] == 4 and lines[-1]["step"] == 40
+    third = next(line for line in lines if line["epoch"] == 3)
+    assert third["lr"] == pytest.approx(Run.open(out).config.learning_rate / 2)  # the longer cosine, at its middle
+    assert int(weights(out)["method.queue.pushed"]) == 40 * 16
+    assert not torch.equal(before["method.online.head.weight"], weights(out)["method.online.head.weight"])
+
+
+def test_nothing_else_may_change_on_resume(never_stopped):
+    for wrong, said in (
+        (["--temperature", "0.5"], "temperature"),
+        (["--seed", "3"], "seed"),
+        (["--epochs", "3"], "epochs"),
+    ):
+        done = command("pretrain", "--out", never_stopped, "--resume", *wrong)
+        assert done.returncode == 2 and said in done.stderr
+
+
+def test_an_existing_run_is_not_overwritten_and_a_missing_one_starts_with_resume(tmp_path, never_stopped):
+    before = (never_stopped / "metrics.jsonl").read_text()
+    done = command(*ARGUMENTS, "--out", never_stopped)
+    assert done.returncode == 2 and "--resume" in done.stderr
+    assert (never_stopped / "metrics.jsonl").read_text() == before
+    (tmp_path / "empty").mkdir()
+    done = command(*ARGUMENTS, "--out", tmp_path / "empty", "--resume", "--epochs", "1")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_saved_configuration_starts_the_same_run_again(tmp_path, never_stopped):
+    done = command("pretrain", "--config", never_stopped / "config.json", "--out", tmp_path / "again")
+    assert done.returncode == 0, done.stderr
+    assert_same(weights(tmp_path / "again"), weights(never_stopped))
+
+
+def test_another_seed_is_another_run(tmp_path, never_stopped):
+    assert command(*ARGUMENTS, "--out", tmp_path / "run", "--seed", "1").returncode == 0
+    name = "method.online.head.weight"
+    assert not torch.equal(weights(tmp_path / "run")[name], weights(never_stopped)[name])
