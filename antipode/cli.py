@@ -159,15 +159,15 @@ def run_pretrain(options: argparse.Namespace) -> None:
     if not (options.resume and Path(options.out).exists()):
         resolve(given, file=file)  # a wrong field is told before torch is loaded
 
-    from antipode.training.pretrain import friendly_memory_errors, prepare
+    from antipode.training.prepare import prepare
+    from antipode.training.pretrain import train
     from antipode.training.run import Run
 
     run = Run(Path(options.out))
     prepared = prepare(run, given, file, options.resume)
     print_plan(prepared, everything=options.dry_run)
     if not options.dry_run:
-        with friendly_memory_errors(prepared.resolved.config):
-            prepared.train(run)
+        train(prepared, run)
 
 
 def print_plan(prepared: Any, everything: bool) -> None:
@@ -188,7 +188,7 @@ def print_plan(prepared: Any, everything: bool) -> None:
     console.print(table)
     console.print(
         f"{plan.images:,} images, {plan.steps_per_epoch:,} steps an epoch, {plan.steps:,} steps; "
-        f"learning rate {prepared.resolved.config.learning_rate:g}; {prepared.precision} on {prepared.device}"
+        f"learning rate {prepared.config.learning_rate:g}; {prepared.precision} on {prepared.device}"
     )
 
 

@@ -92,8 +92,8 @@ def from_checkpoint(
     config = resolve(Layer(name, meta["config"])).config
     if config.backbone == "custom":
         raise UsageError(
-            f"{name} was trained with a module given from Python, which its checkpoint cannot rebuild. Build the module "
-            "and give it to antipode.load_backbone(run, into=module)."
+            f"{name} was trained with a module given from Python, which its checkpoint cannot rebuild. "
+            "Build the module and give it to antipode.load_backbone(run, into=module)."
         )
     encoder: Encoder = build_method(config).online
     encoder.load_state_dict(part(tensors, ONLINE))
@@ -178,7 +178,8 @@ def fill(module: nn.Module, tensors: dict[str, Tensor], name: str) -> None:
                 raise UsageError(f"{name} does not fit the backbone: {error}") from error
     missing = [key for key in wanted if key not in tensors]
     raise UsageError(
-        f"{name} does not fit the backbone: {len(missing)} of {len(wanted)} weights are missing, {missing[0]} among them."
+        f"{name} does not fit the backbone: {len(missing)} of {len(wanted)} weights are missing, "
+        f"{missing[0]} among them."
     )
 
 

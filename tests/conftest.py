@@ -9,18 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-SMALL = [
-    "--backbone",
-    "resnet-tiny",
-    "--image-size",
-    "16",
-    "--batch-size",
-    "16",
-    "--queue-size",
-    "64",
-    "--bn-groups",
-    "2",
-]
+SMALL = "--backbone resnet-tiny --image-size 16 --batch-size 16 --queue-size 64 --bn-groups 2".split()
 
 
 def command(*words, **options) -> subprocess.CompletedProcess:

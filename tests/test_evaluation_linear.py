@@ -73,6 +73,24 @@ def test_steps_are_those_of_autograd_and_torch_sgd(nesterov: bool, weight_decay:
         assert torch.allclose(layers.bias[n], oracle.bias, atol=1e-12)
 
 
+def test_training_is_torch_sgd_under_a_multi_step_schedule() -> None:
+    x, y = clusters(96)
+    batches = shuffled_batches(CachedFeatures(x), y, torch.arange(96), 32, seed=0)
+    oracle = nn.Linear(8, 6)
+    start = train_linear(lambda epoch: [], 8, 6, QUICK)
+    oracle.load_state_dict({"weight": start.weight[0], "bias": start.bias[0]})
+    optimiser = torch.optim.SGD(oracle.parameters(), QUICK.lr[0], QUICK.momentum)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, list(QUICK.drops), QUICK.gamma)
+    for epoch in range(QUICK.epochs):
+        for features, labels in batches(epoch):
+            optimiser.zero_grad()
+            cross_entropy(oracle(features), labels).backward()
+            optimiser.step()
+        schedule.step()
+    layers = train_linear(batches, 8, 6, QUICK)
+    assert torch.allclose(layers.weight[0], oracle.weight, atol=1e-4)  # 18 float32 steps of weights near 1
+
+
 def test_training_approaches_the_optimum_of_logistic_regression() -> None:
     x, y = clusters(600)
     test, truth = clusters(3000, seed=1)

@@ -76,7 +76,7 @@ def open_picture(data: bytes, reduce_to: int | None = None) -> Image.Image:
     try:
         picture: Image.Image = Image.open(io.BytesIO(data), formats=formats())
         if reduce_to:
-            picture.draft(None, (reduce_to, reduce_to))  # type: ignore[arg-type]  # JPEG decodes at 1/2, 1/4, 1/8
+            picture.draft(None, (reduce_to, reduce_to))  # JPEG decodes at 1/2, 1/4, 1/8
         picture.load()
         turn = UPRIGHT.get(_orientation(picture))
         picture = plain_mode(picture)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from antipode.data.broken import BrokenImages
 from antipode.data.canvas import Canvas
 from antipode.data.decode import BrokenImage, decode
 from antipode.data.images import Images
 from antipode.data.machine import free_memory, worker_count
-from antipode.errors import AntipodeError
 
 AHEAD = 4  # batches in the making while one is used
 CHUNK = 512  # images decoded together when everything is made resident
@@ -49,9 +48,7 @@ class Loader:
         self.channels, self.depth, self.reduce_to = channels, depth, reduce_to
         self.device = torch.device(device)
         self.workers = workers or worker_count()
-        self._allowed = int(max_broken * len(images) + 1e-9)
-        self._broken: dict[int, str] = {}
-        self._lock = threading.Lock()
+        self._broken = BrokenImages(images.name, len(images), max_broken)
         self.resident = self._fits() if resident is None else resident
         if self.resident:
             self._canvas, self._delivered, self._place = self._decode_all(progress)
@@ -62,8 +59,7 @@ class Loader:
     @property
     def broken(self) -> dict[str, str]:
         """Name -> reason of the broken images met so far."""
-        with self._lock:
-            return {self.images.names[index]: self._broken[index] for index in sorted(self._broken)}
+        return self._broken.reasons()
 
     def batches(self, batches: Iterable[Tensor]) -> Iterator[tuple[Tensor, Canvas]]:
         """For each (n,) tensor of indices: the indices delivered, (n,) int64, and their canvas on the device."""
@@ -108,7 +104,7 @@ class Loader:
             array = self._decode(candidate)
             if array is not None:
                 return candidate, array
-        raise self._too_many()
+        raise self._broken.error()
 
     def _decode(self, index: int) -> np.ndarray | None:
         """(H, W, C), or None if the image is broken, which is noted."""
@@ -118,20 +114,8 @@ class Loader:
             item = self.images.read(index)
             return decode(item, channels=self.channels, depth=self.depth, reduce_to=self.reduce_to)
         except (BrokenImage, OSError) as problem:
-            with self._lock:
-                self._broken[index] = str(problem)
-        if len(self._broken) > self._allowed:
-            raise self._too_many()
-        return None
-
-    def _too_many(self) -> AntipodeError:
-        broken = self.broken
-        first = "\n".join(f"  {name}: {reason}" for name, reason in list(broken.items())[:5])
-        return AntipodeError(
-            f"{len(broken)} broken images in {self.images.name}, where at most {self._allowed} of "
-            f"{len(self.images)} may be:\n{first}\n"
-            "Mend or remove them, or allow a larger share with --max-broken (max_broken)."
-        )
+            self._broken.note(index, self.images.names[index], str(problem))
+            return None
 
     def _fits(self) -> bool:
         """Whether all images, decoded, stay within the budget: judged from a sample."""
@@ -164,7 +148,7 @@ class Loader:
                 pool.shutdown(cancel_futures=True)
                 raise
         if not good:
-            raise self._too_many()
+            raise self._broken.error()
         place = np.searchsorted(good, np.arange(count)) % len(good)  # past the last good one: the first
         canvas = Canvas.join(chunks)
         return canvas, torch.tensor(good)[place], torch.from_numpy(place)

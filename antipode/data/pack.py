@@ -20,11 +20,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from antipode.data.broken import BrokenImages
 from antipode.data.decode import BrokenImage
 from antipode.data.encode import packable
 from antipode.data.images import Images
@@ -35,7 +37,7 @@ FORMAT = "antipode-pack-1"
 HEADER_SPACE = 4096  # with the 8 bytes before it: the first tensor begins on a page
 CHUNK = 256  # images in memory at a time
 Encode = Callable[[bytes | np.ndarray], bytes]
-DTYPES = {"U8": np.dtype("<u1"), "I64": np.dtype("<i8")}
+DTYPES: dict[str, np.dtype[Any]] = {"U8": np.dtype("<u1"), "I64": np.dtype("<i8")}
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,14 @@ def pack(
     *,
     size: int | None = None,
     quality: int = 90,
+    max_broken: float = 0.01,
     progress: Callable[[int, int], None] | None = None,
 ) -> Packed:
     """Writes the splits into one file, and only when it is whole does it get its name.
 
     Images stay encoded as they are; arrays become PNG (or .npy where PNG cannot hold them).
     size: images with a longer shorter side are shrunk to it, as JPEG of that quality if they were JPEG, else PNG.
+    max_broken: the share of broken images, which are left out, beyond which it is an error.
     progress: called with (images done, all images).
     """
     path = Path(path)
@@ -67,21 +71,21 @@ def pack(
     if not path.parent.is_dir():
         raise UsageError(f"The pack cannot be written: there is no folder {path.parent}.")
     total = sum(len(images) for images in images_by_split.values())
-    contents = _Contents()
+    contents, broken = _Contents(), BrokenImages(os.fspath(path), total, max_broken)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(temporary, "wb") as file:
             file.write(bytes(HEADER_SPACE))
+            encode = partial(packable, size=size, quality=quality)
             before = 0
             for split, images in images_by_split.items():
-                encode = partial(packable, size=size, quality=quality)
-                for done in _write_images(file, split, images, contents, encode):
+                for done in _write_images(file, images, before, contents, broken, encode):
                     if progress:
                         progress(before + done, total)
                 before += len(images)
+                contents.splits[split] = len(contents.names)
             if not contents.names:
-                reasons = [f"{name}: {reason}" for name, reason in list(contents.broken.items())[:3]]
-                raise AntipodeError(f"None of {total} images could be packed. {'; '.join(reasons)}")
+                raise broken.error()
             _write_rest(file, contents, classes)
             file.flush()
             os.fsync(file.fileno())
@@ -90,8 +94,8 @@ def pack(
         raise AntipodeError(f"The pack {path} could not be written: {problem}") from problem
     finally:
         temporary.unlink(missing_ok=True)
-    counts = {split: end - begin for split, (begin, end) in contents.ranges.items()}
-    return Packed(path, counts, path.stat().st_size, contents.broken)
+    counts = {split: end - begin for split, (begin, end) in contents.ranges().items()}
+    return Packed(path, counts, path.stat().st_size, broken.reasons())
 
 
 def is_pack(path: str | os.PathLike[str]) -> bool:
@@ -160,13 +164,16 @@ class _Contents:
     ends: list[int] = field(default_factory=lambda: [0])
     names: list[str] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
-    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
-    broken: dict[str, str] = field(default_factory=dict)
+    splits: dict[str, int] = field(default_factory=dict)  # where each ends
+
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        return dict(zip(self.splits, pairwise([0, *self.splits.values()]), strict=True))
 
 
-def _write_images(file: BinaryIO, split: str, images: Images, contents: _Contents, encode: Encode) -> Iterator[int]:
-    """Writes the images of a split, a chunk at a time; yields the number done."""
-    first = len(contents.names)
+def _write_images(
+    file: BinaryIO, images: Images, before: int, contents: _Contents, broken: BrokenImages, encode: Encode
+) -> Iterator[int]:
+    """Writes the images of a split, a chunk at a time; yields the number done. before: images of earlier splits."""
 
     def attempt(index: int) -> bytes | str:
         try:
@@ -179,14 +186,13 @@ def _write_images(file: BinaryIO, split: str, images: Images, contents: _Content
             chunk = range(start, min(start + CHUNK, len(images)))
             for index, item in zip(chunk, pool.map(attempt, chunk), strict=True):
                 if isinstance(item, str):
-                    contents.broken[images.names[index]] = item
+                    broken.note(before + index, images.names[index], item)
                     continue
                 file.write(item)
                 contents.ends.append(contents.ends[-1] + len(item))
                 contents.names.append(images.names[index])
                 contents.labels.append(-1 if images.labels is None else int(images.labels[index]))
             yield chunk.stop
-    contents.ranges[split] = (first, len(contents.names))
 
 
 def _write_rest(file: BinaryIO, contents: _Contents, classes: tuple[str, ...] | None) -> None:
@@ -203,7 +209,7 @@ def _write_rest(file: BinaryIO, contents: _Contents, classes: tuple[str, ...] | 
     }
     place = contents.ends[-1] + gap
     header: dict[str, Any] = {
-        "__metadata__": {"format": FORMAT, "splits": json.dumps(contents.ranges)},
+        "__metadata__": {"format": FORMAT, "splits": json.dumps(contents.ranges())},
         "encoded": {"dtype": "U8", "shape": [place], "data_offsets": [0, place]},
     }
     for key, tensor in tensors.items():

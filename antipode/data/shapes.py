@@ -20,10 +20,16 @@ from antipode.randomness import generator
 
 CLASSES = tuple(FORMS)
 DEFAULT_COUNT, DEFAULT_SIZE = 5000, 32
-SCALE = (0.5, 0.8)  # of the form, in halves of the picture
-TURN = 1.0  # of a full circle
+COPIES = (3, 5)
+SCALE = (0.36, 0.5)  # of a form, in halves of the picture
+PLACE = 0.15  # how far a form strays from the middle of its quarter
+STRETCH = 1.0
+GROUND = (0.4, 0.6)  # lightness
+CONTRAST = (0.25, 0.45)  # of a form against the ground, lighter or darker
 CHROMA = 0.25
-TEXTURE = (0.05, 0.2)
+GROUND_CHROMA = 0.05
+GROUND_TEXTURE = (0.0, 0.06)
+TEXTURE = (0.03, 0.12)
 CLUTTER = (2, 6)
 Uniform = Callable[[float, float, int], np.ndarray]  # (low, high, count)
 
@@ -63,31 +69,30 @@ def draw(label: int, size: int, random: torch.Generator) -> np.ndarray:
     x, y = steps[None, :], -steps[:, None]  # [-1, 1], y upwards
     pixel = 2 / size
 
-    # Light on dark or dark on light, by at least a quarter of the range: a figure that cannot be seen teaches nothing.
-    ground = uniform(0, 1, 1)
-    light = np.mod(ground + uniform(0.3, 0.7, 1), 1)
-    picture = _texture(x, y, 0.1 + 0.8 * ground, uniform)
-
+    ground = uniform(*GROUND, 1)
+    picture = _texture(x, y, ground, GROUND_CHROMA, GROUND_TEXTURE, uniform)
     for _ in range(int(uniform(*CLUTTER, 1)[0])):
-        cx, cy, turn, half, thin, shade = uniform(0, 1, 6)
+        cx, cy, turn, half, thin = uniform(0, 1, 5)
         along, across = _turned(x - 2 * cx + 1, y - 2 * cy + 1, np.pi * turn)
         distance = np.maximum(np.abs(along) - 0.06 - 0.12 * half, np.abs(across) - 0.03 - 0.06 * thin)
-        picture = _over(picture, shade + uniform(-0.2, 0.2, 3), distance, pixel)
+        picture = _over(picture, uniform(0, 1, 1) + uniform(-CHROMA, CHROMA, 3), distance, pixel)
 
-    scale = uniform(*SCALE, 1)[0]
-    centre = uniform(-1, 1, 2) * (1.05 - scale)
-    turn, mirror = uniform(0, 1, 2)
-    fx, fy = _turned(x - centre[0], y - centre[1], 2 * np.pi * TURN * (turn - 0.5))
-    fx, fy = np.broadcast_arrays(fx / scale * (1 if mirror < 0.5 else -1), fy / scale)
-    distance = FORMS[CLASSES[label]](fx, fy) * scale
-    picture = _over(picture, _texture(x, y, 0.1 + 0.8 * light, uniform), distance, pixel)
+    form = FORMS[CLASSES[label]]
+    for quarter in np.argsort(uniform(0, 1, 4))[: int(uniform(*COPIES, 1)[0])]:
+        scale = uniform(*SCALE, 1)[0]
+        turn, mirror, side = uniform(0, 1, 3)
+        cx, cy = np.array([quarter % 2, quarter // 2]) - 0.5 + uniform(-PLACE, PLACE, 2)
+        fx, fy = _turned(x - cx, y - cy, 2 * np.pi * turn)
+        distance = scale * form(fx / scale * (1 if mirror < 0.5 else -1), fy / scale)
+        light = ground + uniform(*CONTRAST, 1) * (1 if side < 0.5 else -1)
+        picture = _over(picture, _texture(x, y, light, CHROMA, TEXTURE, uniform), distance, pixel)
     return np.rint(picture.clip(0, 1) * 255).astype(np.uint8)
 
 
-def _texture(x: np.ndarray, y: np.ndarray, light: np.ndarray, uniform: Uniform) -> np.ndarray:
+def _texture(x: np.ndarray, y: np.ndarray, light: np.ndarray, chroma: float, strengths: tuple[float, float], uniform: Uniform) -> np.ndarray:
     """(H, W, 3): a colour of about this lightness, varied by a slope, stripes or soft noise."""
     kind = int(uniform(0, 3, 1)[0])
-    strength = uniform(*TEXTURE, 1)[0]
+    strength = uniform(*strengths, 1)[0]
     if kind == 0:
         along, _ = _turned(x, y, 2 * np.pi * uniform(0, 1, 1)[0])
         pattern = along
@@ -102,7 +107,7 @@ def _texture(x: np.ndarray, y: np.ndarray, light: np.ndarray, uniform: Uniform) 
             )
             / 2
         )
-    colour = light + uniform(-CHROMA, CHROMA, 3)
+    colour = light + uniform(-chroma, chroma, 3)
     tint = uniform(0.4, 1, 3)
     return colour + strength * pattern[:, :, None] * tint
 

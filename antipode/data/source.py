@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def open_images(
 def open_splits(data: Data) -> Splits:
     """The splits that the data itself has: "train" and "val", or a single one, undivided."""
     if isinstance(data, Images):
-        return {"all": lambda: data}
+        return {"all": partial(_same, data)}
     if isinstance(data, np.ndarray):
         return {"all": lambda: from_array(data)}
     if isinstance(data, Tensor):
@@ -89,8 +90,7 @@ def _splits_of_text(text: str) -> Splits:
             "A folder of images, a list file, a pack, NAME or NAME=PATH can be given."
         )
     if is_pack(path):
-        packed = open_pack(path)
-        return {split: (lambda images=images: images) for split, images in packed.items()}
+        return {split: partial(_same, images) for split, images in open_pack(path).items()}
     if path.suffix.lower() in LIST_SUFFIXES:
         return {"all": lambda: read_list(path, text)}
     if path.suffix.lower() in suffixes():
@@ -99,6 +99,10 @@ def _splits_of_text(text: str) -> Splits:
         f"{text} is neither a folder, nor a pack, nor a list of images "
         f"({', '.join(sorted(LIST_SUFFIXES))}: one path a line)."
     )
+
+
+def _same(images: Images) -> Images:
+    return images
 
 
 def _several(images: Images) -> Images:

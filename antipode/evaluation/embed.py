@@ -16,8 +16,9 @@ from antipode.data.source import Data, Images, open_images, open_splits
 from antipode.devices import pick_device
 from antipode.errors import UsageError
 from antipode.evaluation.embedding import check_path, near_duplicates, neighbour_sheet, save_features
-from antipode.evaluation.evaluate import Subject, bars
+from antipode.evaluation.evaluate import Subject
 from antipode.loading import Spec, load
+from antipode.terminal import bars
 
 
 @dataclass(frozen=True)

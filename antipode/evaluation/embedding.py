@@ -26,7 +26,7 @@ from antipode.report.contact_sheet import contact_sheet
 SUFFIXES = (".npz", ".parquet")
 
 
-def check_path(path: str | Path) -> None:
+def check_path(path: str | os.PathLike[str]) -> None:
     """Raises UsageError if features cannot be saved under this name: to be asked before they are computed."""
     suffix = Path(path).suffix
     if suffix not in SUFFIXES:
@@ -39,7 +39,7 @@ def check_path(path: str | Path) -> None:
 
 
 def save_features(
-    path: str | Path,
+    path: str | os.PathLike[str],
     features: Tensor,
     names: Sequence[str],
     labels: Tensor | np.ndarray | None = None,

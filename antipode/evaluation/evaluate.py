@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor, nn
 
 from antipode.data.loader import Loader
+from antipode.data.machine import free_memory
 from antipode.data.source import Data, Images, open_images
 from antipode.devices import pick_device, pick_precision
 from antipode.errors import UsageError, nearest
@@ -22,8 +19,7 @@ from antipode.evaluation.inputs import usable_rows
 from antipode.evaluation.knn import knn
 from antipode.evaluation.linear import PROTOCOLS, LinearProtocol, linear
 from antipode.loading import Loaded, Spec, load
-
-MakeProgress = Callable[[str, int], Callable[[int], None]]
+from antipode.terminal import MakeProgress, bars
 
 
 def evaluate(
@@ -151,6 +147,8 @@ class Subject:
     def knn(self, train: Split, test: Split, k: Sequence[int], temperature: float) -> dict[str, float]:
         bank, bank_labels = self.labelled(train, "features of the bank")
         queries, truth = self.labelled(test, "features to judge")
+        if bank.nbytes < free_memory(self.device) / 4:  # else it travels in chunks
+            bank = bank.to(self.device)
         found = knn(bank, bank_labels, queries, truth, k=k, temperature=temperature, device=self.device)
         return {f"k={number}": accuracy for number, accuracy in found.items()}
 
@@ -177,16 +175,3 @@ class Subject:
         )
         value = {"top1": found.chosen.top1, "lr": found.chosen.lr}
         return value if found.chosen.top5 is None else value | {"top5": found.chosen.top5}
-
-
-@contextmanager
-def bars() -> Iterator[MakeProgress]:
-    """Progress bars on standard error, where it is a screen."""
-    console = Console(file=sys.stderr)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-
-        def start(title: str, total: int) -> Callable[[int], None]:
-            task = progress.add_task(title, total=total)
-            return lambda done: progress.update(task, completed=done)
-
-        yield start

@@ -27,16 +27,18 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
             return super().forward(x)
         assert self.num_batches_tracked is not None and self.momentum is not None
         self.num_batches_tracked += 1
-        parts, means, variances = [], [], []
-        for part in x.tensor_split(self.groups):
-            # Statistics start from zero with momentum 1, so that what batch_norm leaves there is the group's own.
-            mean, variance = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)  # type: ignore[arg-type]
-            parts.append(F.batch_norm(part, mean, variance, self.weight, self.bias, True, 1.0, self.eps))
-            means.append(mean)
-            variances.append(variance)
-        with torch.no_grad():
-            self.running_mean.lerp_(torch.stack(means).mean(0), self.momentum)  # type: ignore[union-attr]
-            self.running_var.lerp_(torch.stack(variances).mean(0), self.momentum)  # type: ignore[union-attr]
+        assert self.running_mean is not None and self.running_var is not None
+        means = self.running_mean.new_zeros(self.groups, self.num_features)
+        variances = torch.zeros_like(means)
+        # With momentum 1 batch_norm leaves the group's own statistics where it would keep the running ones.
+        parts = [
+            F.batch_norm(part, mean, variance, self.weight, self.bias, True, 1.0, self.eps)
+            for part, mean, variance in zip(
+                x.tensor_split(self.groups), means.unbind(), variances.unbind(), strict=True
+            )
+        ]
+        self.running_mean.lerp_(means.mean(0), self.momentum)
+        self.running_var.lerp_(variances.mean(0), self.momentum)
         return torch.cat(parts)
 
 

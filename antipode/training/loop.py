@@ -15,17 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from antipode.config.resolve import Config
-from antipode.data.canvas import Canvas
 from antipode.data.loader import Loader
 from antipode.errors import AntipodeError, UsageError
 from antipode.methods.contrastive import MoCo, Step
 from antipode.randomness import generator
 from antipode.training.checkpoint import part, restore_training_state, training_state
+from antipode.training.make_views import MakeViews
 from antipode.training.run import Run
 from antipode.training.schedules import learning_rate
 from antipode.training.telemetry import Listener, Log, Meter, check_finite, spread, warnings
-
-MakeViews = Callable[[Canvas, int], list[Tensor]]  # (canvas, step) -> views
 
 
 class Stopped(AntipodeError):
@@ -144,7 +142,7 @@ class Training:
         try:
             for _, canvas in loader.batches(self.plan.batches(self.step)):
                 waited = time.perf_counter() - waiting_since
-                step = self.update(make_views(canvas, self.step))
+                step = self.update(make_views(canvas, "views", self.step))
                 self.meter.add(step.health, len(canvas), waited)
                 listener.advance(self.step)
                 if self.step % self.config.log_every == 0 or self.epoch_is_over:

@@ -67,8 +67,15 @@ class Run:
         values = json.loads(self.config_file.read_text())
         return resolve(Layer(str(self.config_file), values)).config
 
-    def create(self, resolved: Resolved) -> None:
-        """Make the folder and write down what is about to happen."""
+    def exists(self) -> bool:
+        """Whether something is there already. An empty folder is nothing."""
+        try:
+            return self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        except OSError as error:
+            raise UsageError(f"out: {self.path} cannot be used: {error.strerror}.") from error
+
+    def create(self, resolved: Resolved, *, resumes: bool = False) -> None:
+        """Make the folder and write down what is about to happen. A resumed run keeps its first account."""
         about = {
             "antipode": antipode.__version__,
             "python": platform.python_version(),
@@ -84,7 +91,8 @@ class Run:
         }
         try:
             self.checkpoints_folder.mkdir(parents=True, exist_ok=True)
-            write_text(self.path / "run.json", json.dumps(about, indent=2) + "\n")
+            if not resumes:
+                write_text(self.path / "run.json", json.dumps(about, indent=2) + "\n")
             self.write_config(resolved.config)
         except OSError as error:
             raise UsageError(f"out: {self.path} cannot be written: {error.strerror}.") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +15,9 @@ from antipode.evaluation.inputs import usable_rows
 from antipode.evaluation.knn import knn, neighbours
 from antipode.methods.contrastive import MoCo
 from antipode.objectives.geometry import alignment, effective_rank, uniformity
+from antipode.training.make_views import MakeViews
+from antipode.training.prepare import Prepared
 from antipode.training.run import Run
-
-if TYPE_CHECKING:
-    from antipode.training.pretrain import Prepared
 
 HELD_OUT_IMAGES = 2000
 BANK_IMAGES = 20_000
@@ -60,13 +59,13 @@ def online_knn(prepared: Prepared, loader: Loader, method: MoCo) -> Callable[[],
 
 
 @torch.no_grad()
-def label_free(prepared: Prepared, method: MoCo, loader: Loader, indices: Tensor) -> dict[str, float]:
+def label_free(method: MoCo, loader: Loader, indices: Tensor, make_views: MakeViews) -> dict[str, float]:
     """Alignment and uniformity of two fresh views of held-out images, the backbone's effective rank, and how
     often a view's nearest neighbour among all the others' is the other view of its own image."""
     views: list[list[Tensor]] = [[], []]
     method.eval()
     for number, (_, canvas) in enumerate(loader.batches(indices.split(256))):
-        for features, view in zip(views, prepared.make_views(canvas, number, "held-out")[:2], strict=True):
+        for features, view in zip(views, make_views(canvas, "held-out", number)[:2], strict=True):
             features.append(method.backbone(view).float().cpu())
     method.train()
     first, second = (torch.cat(parts) for parts in views)
@@ -79,9 +78,9 @@ def label_free(prepared: Prepared, method: MoCo, loader: Loader, indices: Tensor
     }
 
 
-def summarise(run: Run, prepared: Prepared, method: MoCo) -> list[str]:
+def summarise(run: Run, prepared: Prepared, method: MoCo, make_views: MakeViews) -> list[str]:
     """Write the label-free results and the neighbours of the run, and say them in words."""
-    config = prepared.resolved.config
+    config = prepared.config
     images = prepared.held_out()
     seen = images is None
     images = images if images is not None else prepared.images
@@ -89,7 +88,7 @@ def summarise(run: Run, prepared: Prepared, method: MoCo) -> list[str]:
     indices = evenly(len(images), HELD_OUT_IMAGES)
     if len(indices) < 3:
         return [f"done: {run.path}"]
-    value = label_free(prepared, method, loader, indices)
+    value = label_free(method, loader, indices, make_views)
     result: dict[str, Any] = {
         "protocol": "label-free",
         "data": config.data,
@@ -107,8 +106,8 @@ def summarise(run: Run, prepared: Prepared, method: MoCo) -> list[str]:
     return [
         f"On {len(indices):,} {which}, without labels:",
         f"  a view finds the other view of its image: {value['retrieval']:.1f} % (chance {100 / len(indices):.1f} %)",
-        f"  alignment {value['alignment']:.3f} (0: views agree), uniformity {value['uniformity']:.2f} (lower: more even), "
-        f"effective rank {value['effective_rank']:.0f}",
+        f"  alignment {value['alignment']:.3f} (0: views agree), uniformity {value['uniformity']:.2f} "
+        f"(lower: more even), effective rank {value['effective_rank']:.0f}",
         f"  neighbours to look at: {run.path / 'neighbours.png'}",
         f"With labels: antipode evaluate {run.path} --protocol knn --data {config.data}",
     ]

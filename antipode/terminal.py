@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 QUIET_SECONDS = 10.0  # between plain lines
+MakeProgress = Callable[[str, int], Callable[[int], None]]  # (title, total) -> what to call with the number done
 
 
 def describe(record: dict[str, Any], epochs: int) -> str:
@@ -88,3 +91,16 @@ class Terminal:
 
     def say(self, message: str) -> None:
         self.console.print(message, soft_wrap=True, markup=False)
+
+
+@contextmanager
+def bars() -> Iterator[MakeProgress]:
+    """Progress bars on standard error, where it is a screen."""
+    console = Console(file=sys.stderr)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+
+        def start(title: str, total: int) -> Callable[[int], None]:
+            task = progress.add_task(title, total=total)
+            return lambda done: progress.update(task, completed=done)
+
+        yield start

@@ -1,0 +1,40 @@
+"""Broken images are counted and named, and too many of them are an error."""
+
+from __future__ import annotations
+
+import threading
+
+from antipode.errors import AntipodeError
+
+
+class BrokenImages:
+    """The broken ones among `total` images, of which at most `share` may be. For use from several threads."""
+
+    def __init__(self, data: str, total: int, share: float) -> None:
+        self.data, self.total = data, total
+        self.allowed = int(share * total + 1e-9)  # 0.29 * 100 is 28.999...
+        self._found: dict[int, tuple[str, str]] = {}
+        self._lock = threading.Lock()
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._found
+
+    def note(self, index: int, name: str, reason: str) -> None:
+        """Image `index` is broken. Raises AntipodeError if that makes too many."""
+        with self._lock:
+            self._found[index] = (name, reason)
+        if len(self._found) > self.allowed:
+            raise self.error()
+
+    def reasons(self) -> dict[str, str]:
+        """Name -> reason, in the order of the images."""
+        with self._lock:
+            return dict(self._found[index] for index in sorted(self._found))
+
+    def error(self) -> AntipodeError:
+        reasons = self.reasons()
+        first = "\n".join(f"  {name}: {reason}" for name, reason in list(reasons.items())[:5])
+        return AntipodeError(
+            f"{self.data}: {len(reasons)} broken images found, where at most {self.allowed} of {self.total} may be:\n"
+            f"{first}\nMend or remove them, or allow a larger share with --max-broken (max_broken)."
+        )

@@ -1,0 +1,140 @@
+"""Before a run starts: what was asked becomes a whole configuration, and the data is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from antipode.config.fields import FIELDS_FREE_ON_RESUME
+from antipode.config.resolve import Config, Layer, Resolved, resolve
+from antipode.config.sizing import Facts
+from antipode.data.decode import BrokenImage, decode
+from antipode.data.images import Images
+from antipode.data.loader import Loader, channel_statistics
+from antipode.data.source import open_images
+from antipode.devices import pick_device, pick_precision
+from antipode.errors import AntipodeError, UsageError
+from antipode.evaluation.features import extract
+from antipode.loading import normalisation, preprocess_of
+from antipode.methods.contrastive import MoCo
+from antipode.training.loop import Plan
+from antipode.training.run import Run
+
+
+@dataclass
+class Prepared:
+    """A run that can start. The configuration lacks at most mean and deviation, which need the pixels."""
+
+    resolved: Resolved
+    images: Images
+    source: Any  # what the images come from: the data's name, or the user's own object
+    resumes: bool
+    device: torch.device
+    precision: str
+    plan: Plan
+
+    @property
+    def config(self) -> Config:
+        return self.resolved.config
+
+    def loader(self, images: Images, progress: Callable[[int], None] | None = None) -> Loader:
+        """Photos much larger than a view are decoded at a reduced scale: twice the view's side is kept."""
+        return Loader(
+            images,
+            channels=self.config.channels,
+            depth=self.config.depth,
+            reduce_to=2 * self.config.image_size,
+            device=self.device,
+            resident=self.config.resident,
+            workers=self.config.workers,
+            max_broken=self.config.max_broken,
+            progress=(lambda done, _: progress(done)) if progress else None,
+        )
+
+    def features(self, method: MoCo, loader: Loader, indices: Tensor) -> Tensor:
+        """The backbone's features of some images, as evaluation would take them."""
+        return extract(
+            method.backbone,
+            loader,
+            preprocess_of(self.config),
+            indices=indices,
+            device=self.device,
+            precision=self.precision,
+        )
+
+    def held_out(self) -> Images | None:
+        """The images that training never sees, if there are any."""
+        try:
+            return open_split(self.config, self.source, "val")
+        except UsageError:
+            return None
+
+    def settle_statistics(self, loader: Loader) -> None:
+        """Fill in mean and deviation, by name or computed from the images."""
+        config = self.config
+        if config.mean is not None:
+            return
+        computed = config.normalise == "computed"
+        mean, std = channel_statistics(loader) if computed else normalisation(config.normalise, config.channels)
+        found = {"mean": [round(m, 4) for m in mean], "std": [round(s, 4) for s in std]}
+        origins = self.resolved.origins | dict.fromkeys(found, f"normalise {config.normalise}")
+        settled = resolve(Layer("settled", config.model_dump(mode="json") | found)).config
+        self.resolved = Resolved(settled, origins)
+
+
+def prepare(run: Run, given: Layer, file: Layer | None, resume: bool, source: Any = None) -> Prepared:
+    """Refuse what cannot work before anything starts; open the data; settle every field."""
+    exists = run.exists()
+    if exists and not resume:
+        raise UsageError(f"out: {run.path} exists already. Use --resume to continue it, or another --out.")
+    # Wrong fields are told before any data is read.
+    resolved = continued(Run.open(run.path), given, file) if exists else resolve(given, file=file)
+    source = resolved.config.data if source is None else source
+    if isinstance(source, str) and source == "custom":
+        raise UsageError("data: this run was trained on data given from Python: give the same data again.")
+    images = open_split(resolved.config, source, "train")
+    device = pick_device(resolved.config.device)
+    if not exists and resolved.config.recipe is None:
+        facts = Facts(len(images), median_side(images), device.type == "cuda")
+        resolved = resolve(given, file=file, facts=facts)
+    config = resolved.config
+    plan = Plan(len(images), config.batch_size, config.epochs, config.seed)
+    return Prepared(resolved, images, source, exists, device, pick_precision(config.precision, device), plan)
+
+
+def continued(run: Run, given: Layer, file: Layer | None) -> Resolved:
+    """The configuration of an existing run, with more epochs if asked; nothing else may change."""
+    saved = run.config.model_dump(mode="json")
+    asked = {**(file.values if file else {}), **given.values}
+    other_rate = {"base_lr": None} if asked.get("lr") else {"lr": None} if asked.get("base_lr") else {}
+    wanted = resolve(Layer("given", saved | asked | other_rate)).config.model_dump(mode="json")
+    changed = [name for name in saved if wanted[name] != saved[name] and name not in FIELDS_FREE_ON_RESUME]
+    if changed:
+        lines = [f"{name}: the run has {saved[name]!r}, given is {wanted[name]!r}." for name in changed]
+        raise UsageError("\n".join([*lines, "A resumed run keeps its settings; only epochs may change."]))
+    if wanted["epochs"] < saved["epochs"]:
+        raise UsageError(f"epochs: the run has {saved['epochs']}; a resumed run can only go on for longer.")
+    return resolve(Layer(str(run.config_file), wanted))
+
+
+def open_split(config: Config, source: Any, split: str) -> Images:
+    """The images of a split. Which these are does not follow the run's seed: runs with other seeds compare."""
+    return open_images(source, split, holdout=config.holdout, classes=config.classes, fraction=config.fraction)
+
+
+def median_side(images: Images, sample: int = 64) -> int:
+    """Median of the shorter side over a few images, for choosing sizes."""
+    sides = []
+    for index in np.unique(np.linspace(0, len(images) - 1, sample).astype(int)):
+        try:
+            sides.append(min(decode(images.read(int(index)), channels=3).shape[:2]))
+        except (BrokenImage, OSError):
+            continue
+    if not sides:
+        raise AntipodeError(f"none of {sample} sampled images of {images.name} can be read.")
+    return int(np.median(sides))

@@ -1,0 +1,83 @@
+"""Pre-train on CIFAR-10 (or any labelled data), judge by k-NN and linear, and write one JSON file.
+
+    python benchmarks/cifar10.py --data cifar10.pack --recipe cifar10 --epochs 100 --json result.json
+    python benchmarks/cifar10.py --data cifar10.pack --recipe cifar10 --epochs 100 --symmetric true --json result.json
+
+Every other word is a field of `antipode pretrain`. k-NN: k 200, T 0.1, on the embedding and on the backbone; linear:
+MoCo's protocol on cached features, the rate chosen on a tenth of the training images. Last epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import antipode
+from antipode.config.resolve import Layer
+from antipode.training.prepare import prepare
+from antipode.training.pretrain import train
+from antipode.training.run import Run
+from antipode.training.telemetry import read_metrics
+
+RATES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+
+
+def measure(fields: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """One run and its numbers."""
+    run = Run(folder)
+    started = time.perf_counter()
+    train(prepare(run, Layer("command line", fields), None, resume=False), run)
+    seconds = time.perf_counter() - started
+    lines = list(read_metrics(run.metrics_file))
+    data = fields["data"]
+    value: dict[str, Any] = {}
+    for features in ("embedding", "backbone"):
+        found = antipode.evaluate(run, protocol="knn", data=data, features=features, k=[20, 200], temperature=0.1)
+        value |= {f"knn {features} {k}": accuracy for k, accuracy in found["value"].items()}
+    found = antipode.evaluate(run, protocol="linear", data=data, lr=RATES)
+    value |= {f"linear {name}": number for name, number in found["value"].items()}
+    return {
+        "value": value,
+        "seconds_of_training": round(seconds, 1),
+        "images_per_second": round(statistics.median(line["images_per_second"] for line in lines[1:] or lines)),
+        "peak_memory_mib": round(torch.cuda.max_memory_allocated() / 2**20) if torch.cuda.is_available() else None,
+        "config": run.config.model_dump(mode="json"),
+        "curve": [
+            {name: line[name] for name in ("epoch", "loss", "knn") if name in line} for line in lines if "knn" in line
+        ],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--method", default="moco-v2")
+    parser.add_argument("--json", type=Path, required=True, help="where the result goes")
+    options, rest = parser.parse_known_args()
+    fields = {
+        name.removeprefix("--").replace("-", "_"): value for name, value in zip(rest[::2], rest[1::2], strict=True)
+    }
+    with tempfile.TemporaryDirectory() as scratch:
+        result = measure({"method": options.method, **fields}, Path(scratch) / "run")
+    result |= {
+        "date": date.today().isoformat(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "torch": torch.__version__,
+        "antipode": antipode.__version__,
+        "command": " ".join(["python", "benchmarks/cifar10.py", *sys.argv[1:]]),
+    }
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({name: result[name] for name in ("value", "images_per_second", "seconds_of_training")}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""Batches are the images asked for, resident or streaming, whatever is broken."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from antipode.data import loader as loader_module
+from antipode.data.canvas import Canvas
+from antipode.data.decode import BrokenImage
+from antipode.data.images import Images
+from antipode.data.loader import Loader, channel_statistics
+from antipode.errors import AntipodeError
+
+SIZES = [(3 + n % 5, 4 + n % 3) for n in range(40)]
+ARRAYS = [np.random.default_rng(n).integers(0, 256, (*SIZES[n], 3), np.uint8) for n in range(40)]
+
+
+def images(broken=(), arrays=ARRAYS):
+    def read(index):
+        if index in broken:
+            raise BrokenImage("smashed") if index % 2 else OSError("disk gone")
+        return arrays[index]
+
+    return Images("pictures", [f"p{n}" for n in range(len(arrays))], None, None, read)
+
+
+def batches(loader, *index_lists):
+    return list(loader.batches(torch.tensor(indices) for indices in index_lists))
+
+
+def assert_shows(canvas, expected):
+    assert len(canvas) == len(expected)
+    for n, array in enumerate(expected):
+        assert np.array_equal(canvas.image(n), array)
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_batches_are_the_images_asked_for_in_order(resident):
+    loader = Loader(images(), resident=resident, workers=3)
+    asked = [[5, 0, 39], [7], [7, 7, 1, 2], *([n] for n in range(20))]
+    got = batches(loader, *asked)
+    assert [indices.tolist() for indices, _ in got] == asked
+    for (_, canvas), indices in zip(got, asked, strict=True):
+        assert_shows(canvas, [ARRAYS[n] for n in indices])
+    assert loader.resident is resident and loader.broken == {} and len(loader) == 40
+
+
+@pytest.mark.parametrize("broken", [{3}, {3, 4, 5}, {38, 39}, {0, 39}])
+def test_resident_and_streaming_replace_broken_images_alike(broken):
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(0)).split(7)
+    results = []
+    for resident in (True, False):
+        loader = Loader(images(broken), resident=resident, workers=3, max_broken=0.1)
+        results.append(list(loader.batches(order)))
+        assert loader.broken == {f"p{n}": "smashed" if n % 2 else "disk gone" for n in sorted(broken)}
+    for asked, (kept, canvas), (streamed, other) in zip(order, *results, strict=True):
+        assert torch.equal(kept, streamed)
+        expected = [next(m % 40 for m in range(n, n + 40) if m % 40 not in broken) for n in asked.tolist()]
+        assert kept.tolist() == expected  # the indices say which image it really is
+        assert_shows(canvas, [ARRAYS[n] for n in expected])
+        assert_shows(other, [ARRAYS[n] for n in expected])
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_too_many_broken_images_are_an_error_that_names_them(resident):
+    def use(max_broken, broken=(2, 9)):
+        return batches(Loader(images(broken), resident=resident, max_broken=max_broken), list(range(40)))
+
+    assert len(use(0.05)) == 1  # 2 of 40
+    for share in (0.04, 0.0):
+        with pytest.raises(AntipodeError, match=r"(?s)at most \d of 40.*p[29]: .*--max-broken"):
+            use(share)
+    with pytest.raises(AntipodeError, match="40 broken images"):
+        use(1.0, broken=range(40))
+
+
+def test_the_memory_at_hand_decides_whether_images_stay(monkeypatch):
+    decoded = sum(array.size for array in ARRAYS)
+    for free, resident in [(5 * decoded, True), (3 * decoded, False)]:  # a quarter may be taken
+        monkeypatch.setattr(loader_module, "free_memory", lambda device, free=free: free)
+        assert Loader(images()).resident is resident
+
+
+def test_depth_channels_and_reduction_reach_the_canvas():
+    deep = [np.random.default_rng(n).integers(0, 65536, (32, 48, 5), np.uint16) for n in range(4)]
+    for resident in (True, False):
+        loader = Loader(images(arrays=deep), channels=5, depth=16, reduce_to=8, resident=resident)
+        ((_, canvas),) = batches(loader, [0, 3])
+        assert canvas.full_scale == 65535 and canvas.pixels.dtype == torch.int32 and canvas.channels == 5
+        assert canvas.heights.tolist() == [8, 8] and canvas.widths.tolist() == [12, 12]
+        means = deep[3].reshape(8, 4, 12, 4, 5).mean((1, 3))
+        assert np.abs(canvas.image(1) - means).max() <= 1
+
+
+def test_images_become_resident_chunk_by_chunk(monkeypatch):
+    monkeypatch.setattr(loader_module, "CHUNK", 7)
+    seen = []
+    loader = Loader(images({20}), resident=True, max_broken=0.1, progress=lambda n, total: seen.append((n, total)))
+    assert seen == [(n, 40) for n in (7, 14, 21, 28, 35, 40)]
+    ((indices, canvas),) = batches(loader, [0, 6, 7, 20, 39])
+    assert indices.tolist() == [0, 6, 7, 21, 39]
+    assert_shows(canvas, [ARRAYS[n] for n in (0, 6, 7, 21, 39)])
+
+
+def test_an_error_in_a_thread_surfaces_where_the_batch_is_used():
+    def read(index):
+        if index == 11:
+            raise ZeroDivisionError("in the reader")
+        return ARRAYS[index]
+
+    broken = Images("x", [str(n) for n in range(40)], None, None, read)
+    stream = Loader(broken, resident=False, workers=2).batches(torch.arange(40).split(5))
+    assert [next(stream)[0].tolist() for _ in range(2)] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    with pytest.raises(ZeroDivisionError, match="in the reader"):
+        next(stream)
+    with pytest.raises(ZeroDivisionError):
+        Loader(broken, resident=True)
+
+
+def test_an_abandoned_stream_leaves_no_thread_and_reads_little_more():
+    reads = []
+
+    def read(index):
+        reads.append(index)
+        time.sleep(0.001)
+        return ARRAYS[index % 40]
+
+    many = Images("x", [str(n) for n in range(100_000)], None, None, read)
+    before = threading.active_count()
+    stream = Loader(many, resident=False, workers=4).batches(torch.arange(100_000).split(20))
+    next(stream)
+    stream.close()
+    assert threading.active_count() == before
+    assert len(reads) <= 20 * (loader_module.AHEAD + 2)
+
+
+def test_streaming_works_ahead_of_the_user():
+    started = threading.Event()
+
+    def read(index):
+        if index == 3:
+            started.set()
+        return ARRAYS[index]
+
+    stream = Loader(Images("x", [str(n) for n in range(40)], None, None, read), resident=False).batches(
+        torch.arange(40).split(1)
+    )
+    next(stream)
+    assert started.wait(10)  # image 3 is read though only batch 0 has been taken
+    stream.close()
+
+
+def test_statistics_are_those_of_the_pixels():
+    equal = [np.random.default_rng(n).integers(0, 256, (6, 7, 3), np.uint8) for n in range(50)]
+    flat = np.concatenate([array.reshape(-1, 3) for array in equal]) / 255
+    for resident in (True, False):
+        mean, deviation = channel_statistics(Loader(images(arrays=equal), resident=resident))
+        # float64 throughout: only the order of summation differs
+        assert np.allclose(mean, flat.mean(0), atol=1e-12) and np.allclose(deviation, flat.std(0), atol=1e-9)
+
+
+def test_statistics_of_a_sample_count_images_alike_and_never_divide_by_zero():
+    black, white = np.zeros((40, 40, 1), np.uint8), np.full((2, 2, 1), 255, np.uint8)
+    mean, deviation = channel_statistics(Loader(images(arrays=[black, white]), channels=1))
+    assert mean == [0.5] and deviation == [0.5]
+    _, flat = channel_statistics(Loader(images(arrays=[black] * 3), channels=1), sample=2)
+    assert flat == [1 / 255]
+
+
+def test_joined_canvases_hold_the_images_in_order():
+    parts = [Canvas.of(ARRAYS[:3]), Canvas.of(ARRAYS[3:4]), Canvas.of(ARRAYS[4:9])]
+    joined = Canvas.join(parts)
+    assert parts == []
+    assert_shows(joined, ARRAYS[:9])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("resident", [True, False])
+def test_batches_reach_the_gpu(resident):
+    loader = Loader(images({4}), resident=resident, device="cuda", max_broken=0.1)
+    for (indices, canvas), (same, reference) in zip(
+        loader.batches(torch.arange(40).split(9)),
+        Loader(images({4}), max_broken=0.1).batches(torch.arange(40).split(9)),
+        strict=True,
+    ):
+        assert canvas.device.type == "cuda" and torch.equal(indices, same)
+        assert_shows(canvas, [reference.image(n) for n in range(len(reference))])
