@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from antipode.errors import UsageError
 
@@ -25,3 +26,8 @@ def pick_precision(name: str, device: torch.device) -> str:
     if name == "auto":
         return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
     return name
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A small CPU tensor on the device, without making the host wait for what the device still has to do."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -58,7 +58,9 @@ def test_palettes_with_and_without_transparency(recwarn):
     assert np.array_equal(decode(encoded(palette)), shown)
     transparent = encoded(palette, transparency=bytes(range(0, 256, 16)))
     assert np.array_equal(decode(transparent), shown)
-    assert np.array_equal(decode(transparent, channels=4), np.asarray(Image.open(io.BytesIO(transparent)).convert("RGBA")))
+    assert np.array_equal(
+        decode(transparent, channels=4), np.asarray(Image.open(io.BytesIO(transparent)).convert("RGBA"))
+    )
     assert not recwarn.list
 
 

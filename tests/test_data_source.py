@@ -222,7 +222,9 @@ def test_torch_datasets_of_every_kind_of_item():
         assert labelled.labels.tolist() == [0, 1, 2, 0, 1, 2] and labelled.classes == ("0", "1", "2")
         assert np.array_equal(decode(labelled.read(4)), array[4])
     palette = Image.fromarray(array[0]).quantize(4)
-    assert np.array_equal(decode(open_images(Pictures([palette] * 2), holdout=0).read(0)), np.asarray(palette.convert("RGB")))
+    assert np.array_equal(
+        decode(open_images(Pictures([palette] * 2), holdout=0).read(0)), np.asarray(palette.convert("RGB"))
+    )
     pairs = TensorDataset(tensor, torch.arange(6) % 2)
     assert open_images(pairs, holdout=0).labels.tolist() == [0, 1, 0, 1, 0, 1]
 

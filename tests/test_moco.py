@@ -64,7 +64,7 @@ def test_several_steps_equal_the_algorithm_written_out(symmetric):
     optimizer = torch.optim.SGD(method.online.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     losses = []
     for views in data:
-        step = method(views, torch.Generator())
+        step = method(views)
         optimizer.zero_grad()
         step.loss.backward()
         optimizer.step()
@@ -84,7 +84,7 @@ def test_the_positive_is_never_among_the_negatives():
     method = moco()
     method.queue.keys.zero_()
     first, second = batches(1)[0]
-    step = method([first, second], torch.Generator())
+    step = method([first, second])
     positive = (step.embedding * step.keys).sum(1) / 0.2
     expected = torch.log(positive.exp() + 20).sub(positive).mean()
     torch.testing.assert_close(step.loss.detach(), expected, rtol=1e-5, atol=1e-6)
@@ -94,7 +94,7 @@ def test_the_positive_is_never_among_the_negatives():
 
 def test_only_the_query_takes_a_gradient():
     method = moco()
-    method(batches(1)[0], torch.Generator()).loss.backward()
+    method(batches(1)[0]).loss.backward()
     assert all(p.grad is not None for p in method.online.parameters())
     assert all(p.grad is None and not p.requires_grad for p in method.slow.parameters())
 
@@ -103,14 +103,18 @@ def test_keys_come_back_in_their_own_order_after_the_shuffle():
     method = moco(bn_groups=4)
     method.eval()  # running statistics: the order cannot matter, so a wrong un-shuffle would show
     images = batches(1)[0][0]
-    torch.testing.assert_close(method.encode_keys(images, torch.Generator().manual_seed(3)), method.slow(images))
+    order = torch.randperm(8, generator=torch.Generator().manual_seed(3))
+    torch.testing.assert_close(method.encode_keys(images, order), method.slow(images))
 
 
-def test_with_groups_the_permutation_decides_which_keys_share_statistics():
+def test_with_groups_the_order_decides_which_keys_share_statistics():
     method = moco(bn_groups=4)
     images = batches(1)[0][0]
-    one, same, other = (method.encode_keys(images, torch.Generator().manual_seed(s)) for s in (3, 3, 4))
+    orders = [method.order_of_keys(8, torch.Generator().manual_seed(seed))[0] for seed in (3, 3, 4)]
+    one, same, other = (method.encode_keys(images, order) for order in orders)
     assert torch.equal(one, same) and not torch.allclose(one, other)
+    assert moco(bn_groups=1).order_of_keys(8, torch.Generator()) is None
+    assert moco(bn_groups=4, symmetric=True).order_of_keys(8, torch.Generator()).shape == (2, 8)
 
 
 def test_health_is_what_it_says():

@@ -97,6 +97,21 @@ def test_grouped_norm_is_batch_norm_on_each_contiguous_part(n, groups):
     torch.testing.assert_close(grouped(x), plain.eval()(x))
 
 
+def test_the_form_for_compilers_equals_the_plain_one():
+    torch.manual_seed(0)
+    plain, at_once = GroupedBatchNorm2d(3, 4).double(), GroupedBatchNorm2d(3, 4).double()
+    at_once.forward = at_once.all_groups
+    x = torch.randn(8, 3, 4, 5, dtype=torch.float64)
+    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    weights = torch.randn_like(x)
+    outputs = at_once(mine), plain(theirs)
+    torch.testing.assert_close(*outputs, rtol=1e-12, atol=1e-12)
+    gradients = [torch.autograd.grad((o * weights).sum(), i)[0] for o, i in zip(outputs, (mine, theirs), strict=True)]
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
+    for name in ("running_mean", "running_var"):
+        torch.testing.assert_close(getattr(at_once, name), getattr(plain, name), rtol=1e-12, atol=1e-12)
+
+
 def test_grouped_norm_keeps_channels_last():
     x = torch.randn(8, 6, 5, 5).to(memory_format=torch.channels_last)
     assert GroupedBatchNorm2d(6, 4)(x).is_contiguous(memory_format=torch.channels_last)

@@ -15,10 +15,11 @@ from antipode.data.canvas import Canvas
 from antipode.errors import UsageError
 from antipode.randomness import generator
 from antipode.views import resample as resample_module
-from antipode.views.apply import apply, blur, crop
-from antipode.views.colour import grey, jitter, shift_hue, solarise
+from antipode.views.apply import apply, axes, blur
+from antipode.views.colour import grey, jitter, shift_hue, solarise, turns
 from antipode.views.draw import BRIGHTNESS, CONTRAST, HUE, SATURATION, Table, crop_boxes, draw
 from antipode.views.policies import POLICIES, Policy
+from antipode.views.resample import cut, places
 
 # float32 on values up to 1. The largest error is that of a resize weight: the centre of an output pixel
 # near input pixel 50 is rounded by up to 2e-6, and the colour factors magnify it up to threefold.
@@ -50,6 +51,11 @@ def as_float(image: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
     """(C, H, W) in [0, 1], as torchvision's own ToDtype(scale=True) would give."""
     scale = 65535 if image.dtype == np.uint16 else 255
     return torch.from_numpy(image.astype(np.int32)).permute(2, 0, 1).to(dtype) / scale
+
+
+def crop(canvas: Canvas, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
+    where = places(canvas, *axes(boxes, flip, size))
+    return cut(canvas.pixels, where, int(canvas.heights.max()), int(canvas.widths.max()), size) / canvas.full_scale
 
 
 def noise_batch(n: int, size: int, channels: int = 3) -> Tensor:
@@ -175,8 +181,7 @@ def test_jitter_equals_torchvision_in_all_24_orders() -> None:
     table = draw(EVERYTHING, n, generator(3, "views"))
     table = replace(table, order=orders, jitter=torch.ones(n, dtype=torch.bool))
     x = noise_batch(n, 16)
-    found = x.clone()
-    jitter(found, table)
+    found = jitter(x, turns(table, colour=True))
     for i in range(n):
         expected = torchvision_jitter(x[i], orders[i].tolist(), table.factors[i].tolist())
         torch.testing.assert_close(found[i], expected, atol=TOLERANCE, rtol=0)
@@ -185,8 +190,7 @@ def test_jitter_equals_torchvision_in_all_24_orders() -> None:
 def test_images_without_jitter_stay_bit_for_bit() -> None:
     table = draw(replace(EVERYTHING, jitter=0.5), 64, generator(4, "views"))
     x = noise_batch(64, 8)
-    found = x.clone()
-    jitter(found, table)
+    found = jitter(x, turns(table, colour=True))
     same = (found == x).flatten(1).all(dim=1)
     assert torch.equal(same, ~table.jitter)
 

@@ -121,6 +121,10 @@ class OptimisationFields(Section):
 class RunningFields(Section):
     """Running"""
 
+    compile: bool | None = Field(None, description="compile networks and views; default: on CUDA, for long runs")
+    record: bool | None = Field(
+        None, description="replay the step as a CUDA graph; default: on CUDA, built-in backbones"
+    )
     log_every: Count = Field(50, description="steps between lines of metrics.jsonl")
     knn_every: int = Field(0, ge=0, description="epochs between online k-NN evaluations (needs labels); 0: never")
     tensorboard: bool = Field(True, description="write TensorBoard events")

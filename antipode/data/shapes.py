@@ -23,14 +23,13 @@ DEFAULT_COUNT, DEFAULT_SIZE = 5000, 32
 COPIES = (3, 5)
 SCALE = (0.36, 0.5)  # of a form, in halves of the picture
 PLACE = 0.15  # how far a form strays from the middle of its quarter
-STRETCH = 1.0
 GROUND = (0.4, 0.6)  # lightness
 CONTRAST = (0.25, 0.45)  # of a form against the ground, lighter or darker
-CHROMA = 0.25
-GROUND_CHROMA = 0.05
-GROUND_TEXTURE = (0.0, 0.06)
-TEXTURE = (0.03, 0.12)
+CHROMA = 0.05
+TEXTURE = (0.0, 0.05)
 CLUTTER = (2, 6)
+BOTH = True
+SPACING = 0.5
 Uniform = Callable[[float, float, int], np.ndarray]  # (low, high, count)
 
 
@@ -70,7 +69,7 @@ def draw(label: int, size: int, random: torch.Generator) -> np.ndarray:
     pixel = 2 / size
 
     ground = uniform(*GROUND, 1)
-    picture = _texture(x, y, ground, GROUND_CHROMA, GROUND_TEXTURE, uniform)
+    picture = _texture(x, y, ground, CHROMA, TEXTURE, uniform)
     for _ in range(int(uniform(*CLUTTER, 1)[0])):
         cx, cy, turn, half, thin = uniform(0, 1, 5)
         along, across = _turned(x - 2 * cx + 1, y - 2 * cy + 1, np.pi * turn)
@@ -78,18 +77,21 @@ def draw(label: int, size: int, random: torch.Generator) -> np.ndarray:
         picture = _over(picture, uniform(0, 1, 1) + uniform(-CHROMA, CHROMA, 3), distance, pixel)
 
     form = FORMS[CLASSES[label]]
+    pside = uniform(0, 1, 1)[0]
     for quarter in np.argsort(uniform(0, 1, 4))[: int(uniform(*COPIES, 1)[0])]:
         scale = uniform(*SCALE, 1)[0]
         turn, mirror, side = uniform(0, 1, 3)
-        cx, cy = np.array([quarter % 2, quarter // 2]) - 0.5 + uniform(-PLACE, PLACE, 2)
+        cx, cy = SPACING * (2 * np.array([quarter % 2, quarter // 2]) - 1) + uniform(-PLACE, PLACE, 2)
         fx, fy = _turned(x - cx, y - cy, 2 * np.pi * turn)
         distance = scale * form(fx / scale * (1 if mirror < 0.5 else -1), fy / scale)
-        light = ground + uniform(*CONTRAST, 1) * (1 if side < 0.5 else -1)
+        light = ground + uniform(*CONTRAST, 1) * (1 if (side if BOTH else pside) < 0.5 else -1)
         picture = _over(picture, _texture(x, y, light, CHROMA, TEXTURE, uniform), distance, pixel)
     return np.rint(picture.clip(0, 1) * 255).astype(np.uint8)
 
 
-def _texture(x: np.ndarray, y: np.ndarray, light: np.ndarray, chroma: float, strengths: tuple[float, float], uniform: Uniform) -> np.ndarray:
+def _texture(
+    x: np.ndarray, y: np.ndarray, light: np.ndarray, chroma: float, strengths: tuple[float, float], uniform: Uniform
+) -> np.ndarray:
     """(H, W, 3): a colour of about this lightness, varied by a slope, stripes or soft noise."""
     kind = int(uniform(0, 3, 1)[0])
     strength = uniform(*strengths, 1)[0]

@@ -80,13 +80,21 @@ class MoCo(nn.Module):
     def backbone(self) -> nn.Module:
         return self.online.backbone
 
-    def forward(self, views: Sequence[Tensor], generator: torch.Generator) -> Step:
-        """views: two tensors (N, C, H, W). The generator decides the permutation of the keys."""
+    def order_of_keys(self, n: int, generator: torch.Generator) -> Tensor | None:
+        """(directions, N) on the CPU: in which order each direction's keys are encoded; None where it cannot matter."""
+        if self.bn_groups == 1:
+            return None
+        return torch.stack([torch.randperm(n, generator=generator) for _ in range(1 + self.symmetric)])
+
+    def forward(self, views: Sequence[Tensor], order: Tensor | None = None) -> Step:
+        """views: two tensors (N, C, H, W); order: of `order_of_keys`, on their device."""
         first, second = views
-        queries = [self.online(first), self.online(second)] if self.symmetric else [self.online(first)]
+        asked, answered = ([first, second], [second, first]) if self.symmetric else ([first], [second])
+        queries = [self.online(view) for view in asked]
         with torch.no_grad():
             follow(self.slow, self.online, self.key_momentum)
-            keys = [self.encode_keys(view, generator) for view in ([second, first] if self.symmetric else [second])]
+            orders = [None] * len(answered) if order is None else list(order)
+            keys = [self.encode_keys(view, order) for view, order in zip(answered, orders, strict=True)]
         losses = [
             info_nce(query, key, self.queue.keys, temperature=self.temperature)
             for query, key in zip(queries, keys, strict=True)
@@ -99,14 +107,11 @@ class MoCo(nn.Module):
         """After the optimiser: the keys enter the queue. (The backward pass has read it by now: no copy needed.)"""
         self.queue.push(step.keys)
 
-    def encode_keys(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Keys (N, dim), encoded in a random order where the order decides the batch statistics."""
-        if self.bn_groups == 1:
+    def encode_keys(self, images: Tensor, order: Tensor | None) -> Tensor:
+        """Keys (N, dim) of the images, encoded in the given order and put back into their own."""
+        if order is None:
             return self.slow(images)
-        order = torch.randperm(len(images), generator=generator)
-        inverse = torch.argsort(order)
-        order, inverse = (t.to(images.device, non_blocking=True) for t in (order, inverse))
-        return self.slow(images[order])[inverse]
+        return self.slow(images[order])[torch.argsort(order)]
 
     @torch.no_grad()
     def health(self, query: Tensor, key: Tensor) -> dict[str, Tensor]:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from antipode.config.resolve import Config
 from antipode.data.loader import Loader
+from antipode.devices import send
 from antipode.errors import AntipodeError, UsageError
 from antipode.methods.contrastive import MoCo, Step
 from antipode.randomness import generator
@@ -23,6 +24,7 @@ from antipode.training.checkpoint import part, restore_training_state, training_
 from antipode.training.make_views import MakeViews
 from antipode.training.run import Run
 from antipode.training.schedules import learning_rate
+from antipode.training.step import PlainStep, RecordedStep, TakeStep, build_optimizer
 from antipode.training.telemetry import Listener, Log, Meter, check_finite, spread, warnings
 
 
@@ -63,38 +65,30 @@ class Plan:
                 yield order[position * self.batch_size : (position + 1) * self.batch_size]
 
 
-def build_optimizer(config: Config, method: nn.Module) -> torch.optim.Optimizer:
-    """SGD or AdamW over what takes a gradient."""
-    parameters = [parameter for parameter in method.parameters() if parameter.requires_grad]
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(
-            parameters,
-            lr=config.learning_rate,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            weight_decay=config.weight_decay,
-            foreach=True,
-        )
-    return torch.optim.AdamW(
-        parameters,
-        lr=config.learning_rate,
-        betas=(config.momentum, 0.999),
-        weight_decay=config.weight_decay,
-        foreach=True,
-    )
-
-
 class Training:
     """One run of the loop. Everything that a checkpoint holds is reachable from here."""
 
-    def __init__(self, run: Run, config: Config, method: MoCo, plan: Plan, device: torch.device, precision: str):
+    def __init__(
+        self,
+        run: Run,
+        config: Config,
+        method: MoCo,
+        plan: Plan,
+        device: torch.device,
+        precision: str,
+        record: bool = False,
+    ) -> None:
+        """record: replay the step as a CUDA graph."""
         self.run = run
         self.config = config
         self.method = method
         self.plan = plan
         self.device = device
-        self.precision = precision
         self.optimizer = build_optimizer(config, method)
+        self.take_step: TakeStep = PlainStep(
+            method, self.optimizer, bf16=precision == "bf16", clip_norm=config.clip_norm
+        )
+        self.record = record
         self.meter = Meter()
         self.step = 0  # steps done
         self.saved_at = time.monotonic()
@@ -157,25 +151,19 @@ class Training:
             log.close()
 
     def update(self, views: list[Tensor]) -> Step:
-        """One step of the method and of the optimiser."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate()
-        shuffle = generator(self.config.seed, "shuffle", self.step)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            step = self.method(views, shuffle)
-        self.optimizer.zero_grad(set_to_none=True)
-        step.loss.backward()
-        if self.config.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.method.online.parameters(), self.config.clip_norm)
-        self.optimizer.step()
-        self.method.finish(step)
+        """One step, of which the first may be recorded."""
+        order = self.method.order_of_keys(len(views[0]), generator(self.config.seed, "shuffle", self.step))
+        order = None if order is None else send(order, self.device)
+        if self.record and isinstance(self.take_step, PlainStep):
+            self.take_step = RecordedStep(self.take_step, views, order)
+        step = self.take_step(views, order, self.learning_rate(self.step))
         self.step += 1
         return step
 
-    def learning_rate(self) -> float:
+    def learning_rate(self, step: int) -> float:
         config = self.config
         return learning_rate(
-            self.step,
+            step,
             peak=config.learning_rate,
             epochs=config.epochs,
             steps_per_epoch=self.plan.steps_per_epoch,
@@ -190,7 +178,7 @@ class Training:
         record: dict[str, Any] = {"step": self.step, "epoch": self.epoch}
         record |= {name: round(value, 6) for name, value in self.meter.read().items()}
         record["log_k"] = round(self.method.chance_loss, 6)
-        record["lr"] = self.optimizer.param_groups[0]["lr"]
+        record["lr"] = self.learning_rate(self.step - 1)
         check_finite(record, self.run.last_good())
         record |= {name: round(value, 6) for name, value in spread(step.embedding).items()}
         every = self.config.knn_every

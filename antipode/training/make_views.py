@@ -10,26 +10,27 @@ from torch import Tensor
 from antipode.config.resolve import Config, policy
 from antipode.data.canvas import Canvas
 from antipode.randomness import generator, stream
-from antipode.views.apply import apply
+from antipode.views.apply import apply, render
 from antipode.views.draw import draw
 
 CustomView = Callable[[Tensor], Tensor]  # one image (C, H, W) uint8 -> one view (C, S, S) float
 MakeViews = Callable[[Canvas, str, int], list[Tensor]]  # (canvas, purpose, number) -> views (N, C, S, S)
 
 
-def make_views_of(config: Config, count: int, custom: CustomView | None) -> MakeViews:
+def make_views_of(config: Config, count: int, custom: CustomView | None, compiled: bool = False) -> MakeViews:
     """A function that makes `count` views of each image; purpose and number decide the randomness."""
-    return standard_views(config, count) if custom is None else custom_views(config, count, custom)
+    return custom_views(config, count, custom) if custom else standard_views(config, count, compiled)
 
 
-def standard_views(config: Config, count: int) -> MakeViews:
+def standard_views(config: Config, count: int, compiled: bool) -> MakeViews:
     rules = policy(config)
+    rendered = torch.compile(render, dynamic=False) if compiled else render
     assert config.mean is not None and config.std is not None
     size, mean, std = config.image_size, config.mean, config.std
 
     def make(canvas: Canvas, purpose: str, number: int) -> list[Tensor]:
         tables = (draw(rules, len(canvas), generator(config.seed, purpose, number, view)) for view in range(count))
-        return [apply(canvas, table, size=size, mean=mean, std=std) for table in tables]
+        return [apply(canvas, table, size=size, mean=mean, std=std, render=rendered) for table in tables]
 
     return make
 

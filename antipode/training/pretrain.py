@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,12 +18,15 @@ from antipode.errors import AntipodeError
 from antipode.loading import initialise
 from antipode.methods.build import build_method
 from antipode.methods.contrastive import MoCo
+from antipode.modules.backbones import RESNETS, TINY
 from antipode.terminal import Terminal, bars
 from antipode.training.loop import Training
 from antipode.training.make_views import CustomView, make_views_of
 from antipode.training.prepare import Prepared, prepare
 from antipode.training.run import Run
 from antipode.training.summary import online_knn, summarise
+
+STEPS_THAT_PAY = 4000  # compiling costs a minute or two and saves about a third of a step
 
 
 def pretrain(
@@ -45,9 +48,8 @@ def pretrain(
     """
     given = {"method": method, "data": data, "backbone": backbone, "views": views}
     given = {name: value for name, value in given.items() if value is not None} | fields
-    objects = {
-        name: value for name, value in given.items() if name in ("data", "backbone", "views") and is_object(value)
-    }
+    may_be_objects = {name: given[name] for name in ("data", "backbone", "views") if name in given}
+    objects = {name: value for name, value in may_be_objects.items() if not isinstance(value, str | os.PathLike)}
     given |= dict.fromkeys(objects, "custom")
     if "data" in given:
         given["data"] = os.fspath(given["data"])
@@ -66,18 +68,38 @@ def train(prepared: Prepared, run: Run, backbone: nn.Module | None = None, views
         config = prepared.config
         method = build(prepared, run, backbone)
         run.create(prepared.resolved, resumes=prepared.resumes)
-        training = Training(run, config, method, prepared.plan, prepared.device, prepared.precision)
+        fast = choose_speed(prepared, custom=backbone is not None)
+        training = Training(run, config, method, prepared.plan, prepared.device, prepared.precision, fast.record)
         terminal = Terminal(prepared.plan.steps, config.epochs)
         if run.checkpoints():
             training.resume()
             terminal.say(f"resuming after step {training.step} of {prepared.plan.steps}")
-        make_views = make_views_of(config, method.views, views)
+        if fast.compile:
+            method.online.compile(dynamic=False)
+            method.slow.compile(dynamic=False)
+            terminal.say("compiling: the first step takes a minute or two")
+        make_views = make_views_of(config, method.views, views, compiled=fast.compile and loader.resident)
         online = online_knn(prepared, loader, method) if config.knn_every else None
         with terminal, stop_on_signals() as should_stop:
             training.train(loader, make_views, terminal, should_stop, online)
         for line in [*broken_images(loader), *summarise(run, prepared, method, make_views)]:
             terminal.say(line)
     return run
+
+
+class Speed(NamedTuple):
+    compile: bool
+    record: bool
+
+
+def choose_speed(prepared: Prepared, custom: bool) -> Speed:
+    """Compile where it pays back, record where it is safe: by default with networks that we know."""
+    config, cuda = prepared.config, prepared.device.type == "cuda"
+    known = cuda and not custom and config.backbone in (TINY, *RESNETS)
+    return Speed(
+        compile=known and prepared.plan.steps >= STEPS_THAT_PAY if config.compile is None else config.compile,
+        record=known if config.record is None else config.record and cuda,
+    )
 
 
 def build(prepared: Prepared, run: Run, backbone: nn.Module | None) -> MoCo:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from antipode.data.canvas import Canvas
 from antipode.data.decode import decode, picture_array, plain_mode
-from antipode.views.resample import Axis, cut, normalise
+from antipode.devices import send
+from antipode.views.resample import Axis, chunks, cut, places
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,16 @@ class Preprocess:
     def __call__(self, canvas: Canvas) -> Tensor:
         """(N, C, size, size) float32 on the canvas's device."""
         shorter = torch.minimum(canvas.heights, canvas.widths)
-        x = cut(canvas, self._axis(canvas.heights, shorter), self._axis(canvas.widths, shorter), self.size)
-        return normalise(x, self.mean, self.std)
+        where = places(canvas, self._axis(canvas.heights, shorter), self._axis(canvas.widths, shorter))
+        where = send(where, canvas.device)
+        with torch.autocast(canvas.device.type, enabled=False):  # bfloat16 would coarsen the pixels
+            parts = [
+                cut(canvas.pixels, where[begin:end], height, width, self.size)
+                for begin, end, height, width in chunks(canvas)
+            ]
+        x = torch.cat(parts) / canvas.full_scale
+        mean, std = (send(torch.tensor(values), x.device)[:, None, None] for values in (self.mean, self.std))
+        return (x - mean) / std
 
     def _axis(self, length: Tensor, shorter: Tensor) -> Axis:
         """torchvision's rounding: the longer side is cut to a whole number, the margin rounded to even."""

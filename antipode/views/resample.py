@@ -7,14 +7,13 @@ neighbours goes through `resample`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from antipode.data.canvas import Canvas
-from antipode.errors import UsageError
 
 CHUNK_BYTES = 256 * 2**20  # of padded float32 pixels at a time: a batch of large photos must fit
 
@@ -24,17 +23,16 @@ def resample(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
     x: (N, C, H, W); rows: (N, S, H); columns: (N, T, W). Returns (N, C, S, T).
 
-    Autocast is off because bfloat16 would coarsen the pixels. TF32 stays what the caller made it with
-    torch.set_float32_matmul_precision: torch's default, "highest", is exact float32 on CUDA too.
+    TF32 stays what the caller made it with torch.set_float32_matmul_precision: torch's default, "highest", is
+    exact float32 on CUDA too.
     """
-    with torch.autocast(x.device.type, enabled=False):
-        # Rows first: a canvas is stored channels-last, so only the smaller, half-resized x is transposed.
-        x = torch.einsum("nsh,nhwc->nswc", rows, x.permute(0, 2, 3, 1))
-        return torch.einsum("nswc,ntw->ncst", x, columns)
+    # Rows first: a canvas is stored channels-last, so only the smaller, half-resized x is transposed.
+    x = torch.einsum("nsh,nhwc->nswc", rows, x.permute(0, 2, 3, 1))
+    return torch.einsum("nswc,ntw->ncst", x, columns)
 
 
 class Axis(NamedTuple):
-    """Where the output pixels of each image read along one axis; four (N,) float64 tensors on the CPU.
+    """Where the output pixels of each image read along one axis; four (N,) tensors on the CPU.
 
     start, length: the part of the image that is seen.
     first: the centre of output pixel 0, in input pixels from `start` (0.5 is the first pixel's centre).
@@ -46,45 +44,45 @@ class Axis(NamedTuple):
     first: Tensor
     step: Tensor
 
-    def slice(self, begin: int, end: int) -> Axis:
-        return Axis(*(part[begin:end] for part in self))
 
-    def weights(self, size: int, extent: int, device: torch.device) -> Tensor:
-        """(N, size, extent) float32: what each output pixel takes from each input pixel.
-
-        The triangle filter of ATen's antialiased bilinear resize: as wide as a step, or one pixel when
-        enlarging; cut off at the ends of the part seen, then normalised.
-        """
-        start, length, first, step = torch.stack(self).to(device, non_blocking=True)[:, :, None, None]
-        # Only the small factors are float64: an error of a far pixel's position is an error of its weight.
-        centre = (first + step * torch.arange(size, device=device)[:, None]).float()  # (N, size, 1)
-        width = step.abs().clamp(min=1).float()
-        pixel = (torch.arange(extent, device=device) - start).float()  # (N, 1, extent)
-        weights = (pixel + 0.5 - centre).abs_().div_(width).neg_().add_(1).clamp_(min=0)
-        weights.mul_((pixel >= 0) & (pixel < length))
-        return weights.div_(weights.sum(dim=2, keepdim=True))
+def places(canvas: Canvas, down: Axis, across: Axis) -> Tensor:
+    """(N, 10) float64 on the CPU: all that `cut` needs to know of each image. float64 holds offsets exactly."""
+    return torch.stack([t.double() for t in (canvas.offsets, canvas.widths, *down, *across)], dim=1)
 
 
-def cut(canvas: Canvas, down: Axis, across: Axis, size: int) -> Tensor:
-    """(N, C, size, size) float32 in [0, 1], read from the canvas along both axes."""
-    padded = int(canvas.heights.max()) * int(canvas.widths.max()) * canvas.channels * 4
-    chunk = max(1, CHUNK_BYTES // padded)
-    parts = []
+def cut(pixels: Tensor, where: Tensor, height: int, width: int, size: int) -> Tensor:
+    """(N, C, size, size) float32 in the pixels' own scale. where: `places` on the pixels' device.
+
+    height, width: at least as large as every image; what lies beyond an image gets no weight.
+    """
+    offsets, widths = where[:, 0].long(), where[:, 1].long()
+    rows = torch.arange(height, device=pixels.device)[:, None]
+    columns = torch.arange(width, device=pixels.device)
+    reads = offsets[:, None, None] + rows * widths[:, None, None] + columns  # (N, H, W)
+    x = pixels[reads.clamp_(max=len(pixels) - 1)].permute(0, 3, 1, 2).float()
+    return resample(x, weights(where[:, 2:6], size, height), weights(where[:, 6:10], size, width))
+
+
+def weights(axis: Tensor, size: int, extent: int) -> Tensor:
+    """(N, size, extent) float32: what each output pixel takes from each input pixel. axis: (N, 4) float64.
+
+    The triangle filter of ATen's antialiased bilinear resize: as wide as a step, or one pixel when
+    enlarging; cut off at the ends of the part seen, then normalised.
+    """
+    start, length, first, step = axis.T[:, :, None, None]
+    # Only the small factors are float64: an error of a far pixel's position is an error of its weight.
+    centre = (first + step * torch.arange(size, device=axis.device)[:, None]).float()  # (N, size, 1)
+    reach = step.abs().clamp(min=1).float()
+    pixel = (torch.arange(extent, device=axis.device) - start).float()  # (N, 1, extent)
+    triangle = (1 - (pixel + 0.5 - centre).abs() / reach).clamp(min=0)
+    triangle = triangle * ((pixel >= 0) & (pixel < length.float()))
+    return triangle / triangle.sum(dim=2, keepdim=True)
+
+
+def chunks(canvas: Canvas) -> Iterator[tuple[int, int, int, int]]:
+    """(begin, end, height, width): parts of the batch whose padded pixels stay within CHUNK_BYTES."""
+    height, width = int(canvas.heights.max()), int(canvas.widths.max())
+    chunk = max(1, CHUNK_BYTES // (height * width * canvas.channels * 4))
     for begin in range(0, len(canvas), chunk):
         end = min(begin + chunk, len(canvas))
-        pixels = canvas.select(torch.arange(begin, end)).padded().float()
-        rows = down.slice(begin, end).weights(size, pixels.shape[2], pixels.device)
-        columns = across.slice(begin, end).weights(size, pixels.shape[3], pixels.device)
-        parts.append(resample(pixels, rows, columns))
-    return torch.cat(parts).div_(canvas.full_scale)
-
-
-def normalise(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """(x - mean) / std per channel, in place. x: (N, C, H, W)."""
-    if not len(mean) == len(std) == x.shape[1]:
-        raise UsageError(
-            f"images of {x.shape[1]} channels were given a mean of {len(mean)} and a deviation of "
-            f"{len(std)} values; give one value per channel"
-        )
-    scale = torch.tensor([mean, std], dtype=x.dtype).to(x.device, non_blocking=True)
-    return x.sub_(scale[0][:, None, None]).div_(scale[1][:, None, None])
+        yield begin, end, int(canvas.heights[begin:end].max()), int(canvas.widths[begin:end].max())
