@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test test-slow setup clean
 
 demo: setup
-	@./examples/demo.sh
+	@$(BIN)/python examples/demo.py
 
 test: setup
 	$(BIN)/ruff check .

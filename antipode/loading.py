@@ -49,7 +49,7 @@ def load(
     seed: int = 0,
 ) -> Loaded:
     """What `evaluate` and `embed` look at. spec: a run's folder, one of its checkpoints, a file of weights,
-    `random`, `torchvision:NAME` (its ImageNet weights), or a module.
+    `random`, `pixels` (no backbone at all), `torchvision:NAME` (its ImageNet weights), or a module.
 
     A run knows its architecture and its preprocessing; the keywords say them for all the others. features:
     `backbone`, or `embedding` for a run's backbone and head together.
@@ -63,6 +63,9 @@ def load(
             torch.manual_seed(stream(seed, "init"))
             module = build_backbone(backbone, channels=channels, stem=stem)
         return Loaded(module.eval(), plain, f"random {backbone}", epoch=0, seed=seed)
+    if name == "pixels":
+        unchanged = (0.0,) * channels, (1.0,) * channels
+        return Loaded(nn.Flatten(), preprocess_for(image_size, unchanged, channels), "raw pixels", epoch=0, seed=seed)
     if name.removeprefix("torchvision:") in RESNETS and not Path(name).exists():
         return Loaded(pretrained_torchvision(name.removeprefix("torchvision:")).eval(), plain, name)
     path = Path(name)
@@ -72,7 +75,7 @@ def load(
     if not path.is_file():
         raise UsageError(
             f"{name!r} is no run, file or known backbone. Allowed: a run's folder, a checkpoint, a file of weights, "
-            "random, torchvision:NAME."
+            "random, pixels, torchvision:NAME."
         )
     tensors = read_weights(path)
     if any(key.startswith(BACKBONE) for key in tensors):

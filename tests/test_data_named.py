@@ -60,9 +60,9 @@ def test_cifar_in_its_real_layout(tmp_path, monkeypatch, name, kind, key):
 def test_a_damaged_cifar_folder_is_refused(tmp_path, monkeypatch):
     write_cifar(tmp_path, datasets.CIFAR10, monkeypatch, "labels", ["ant", "bee"])
     (tmp_path / "cifar-10-batches-py" / "data_batch_3").write_bytes(b"cut off")
-    with pytest.raises(UsageError, match="corrupted.*cifar-10-python.tar.gz"):
+    with pytest.raises(UsageError, match=r"corrupted.*cifar-10-python.tar.gz"):
         open_images(f"cifar10={tmp_path}")
-    with pytest.raises(UsageError, match="there is no .*cifar-10-batches-py"):
+    with pytest.raises(UsageError, match=r"there is no .*cifar-10-batches-py"):
         open_images(f"cifar10={tmp_path / 'nowhere'}")
 
 
@@ -123,7 +123,7 @@ def test_imagenet_without_its_folders_is_refused(tmp_path):
     with pytest.raises(UsageError, match="imagenet needs its folder: imagenet=PATH"):
         open_images("imagenet")
     (tmp_path / "train").mkdir()
-    with pytest.raises(UsageError, match="there is no folder .*val"):
+    with pytest.raises(UsageError, match=r"there is no folder .*val"):
         open_images(f"imagenet={tmp_path}")
     (tmp_path / "val").mkdir()
     with pytest.raises(UsageError, match="no class folders"):

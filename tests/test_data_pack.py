@@ -130,7 +130,7 @@ def test_broken_images_are_left_out_and_named_up_to_the_share(folder, tmp_path):
     summary = pack(splits_of(folder), tmp_path / "p", max_broken=0.1)
     assert list(summary.broken) == ["a/bad.jpg"] and summary.images["train"] == 9
     assert "a/bad.jpg" not in list(open_pack(tmp_path / "p")["train"].names)
-    with pytest.raises(AntipodeError, match="a/bad.jpg.*"):
+    with pytest.raises(AntipodeError, match=r"a/bad.jpg.*"):
         pack(splits_of(folder), tmp_path / "q", max_broken=0.0)
     assert not (tmp_path / "q").exists()
 

@@ -105,7 +105,7 @@ def test_the_held_out_share_is_disjoint_complete_and_fixed_by_seed_and_names():
     assert len(open_images(images(names[:2]), "val", holdout=0.01)) == 1
     assert len(open_images(images(names[:5]), "val", holdout=0.99)) == 4
     assert len(open_images(images(names), "train", holdout=0)) == 101
-    with pytest.raises(UsageError, match="no validation images.*holdout"):
+    with pytest.raises(UsageError, match=r"no validation images.*holdout"):
         open_images(images(names), "val", holdout=0)
 
 
@@ -113,7 +113,7 @@ def test_classes_are_kept_by_name_and_relabelled(labelled):
     images = open_images(labelled, holdout=0, classes=["eel", "cat"])
     assert images.classes == ("eel", "cat")
     assert images.names == ["cat/1.png", "cat/deep/er/2.jpg", "eel/5.bmp"] and images.labels.tolist() == [1, 1, 0]
-    with pytest.raises(UsageError, match="no class 'dgo'.*Did you mean dog"):
+    with pytest.raises(UsageError, match=r"no class 'dgo'.*Did you mean dog"):
         open_images(labelled, holdout=0, classes=["dgo"])
     with pytest.raises(UsageError, match="no labels"):
         open_images(np.zeros((4, 2, 2), np.uint8), holdout=0, classes=["cat"])
@@ -166,7 +166,7 @@ def test_bad_list_files_name_the_line(labelled):
 
 
 def test_data_that_is_not_there_or_cannot_be_learned_from_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="no data.*Did you mean shapes"):
+    with pytest.raises(UsageError, match=r"no data.*Did you mean shapes"):
         open_images("shape")
     (tmp_path / "empty" / "deep").mkdir(parents=True)
     with pytest.raises(UsageError, match="No images"):

@@ -128,7 +128,7 @@ class RunningFields(Section):
     log_every: Count = Field(50, description="steps between lines of metrics.jsonl")
     knn_every: int = Field(0, ge=0, description="epochs between online k-NN evaluations (needs labels); 0: never")
     tensorboard: bool = Field(True, description="write TensorBoard events")
-    save_every: Count = Field(1, description="epochs between checkpoints")
+    save_every: Count | None = Field(None, description="epochs between checkpoints; default: as many as fill a minute")
     save_minutes: Positive | None = Field(None, description="also a checkpoint each so many minutes")
     keep_last: Count = Field(2, description="how many of the latest checkpoints stay")
     keep_epochs: Epochs = Field((), description="epochs whose checkpoints always stay")

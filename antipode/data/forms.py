@@ -6,11 +6,18 @@ turned, mirrored or scaled copy of each other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 Distance = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def turned(x: np.ndarray, y: np.ndarray, angle: float) -> tuple[np.ndarray, np.ndarray]:
+    """The coordinates in a frame turned by `angle`."""
+    cos, sin = math.cos(angle), math.sin(angle)
+    return x * cos + y * sin, y * cos - x * sin
 
 
 def disc(x: np.ndarray, y: np.ndarray, radius: float = 0.85) -> np.ndarray:

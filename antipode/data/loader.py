@@ -106,6 +106,9 @@ class Loader:
                 return candidate, array
         raise self._broken.error()
 
+    def _decode_each(self, indices: np.ndarray) -> list[np.ndarray | None]:
+        return [self._decode(int(index)) for index in indices]
+
     def _decode(self, index: int) -> np.ndarray | None:
         """(H, W, C), or None if the image is broken, which is noted."""
         if index in self._broken:
@@ -137,7 +140,8 @@ class Loader:
             try:
                 for start in range(0, count, CHUNK):
                     chunk = range(start, min(start + CHUNK, count))
-                    arrays = list(pool.map(self._decode, chunk))
+                    parts = np.array_split(chunk, self.workers)  # a task for each image would cost more than it does
+                    arrays = [array for part in pool.map(self._decode_each, parts) for array in part]
                     found = [i for i, array in zip(chunk, arrays, strict=True) if array is not None]
                     if found:
                         good += found

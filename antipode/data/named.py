@@ -108,7 +108,7 @@ IMAGENET_LAYOUT = "The layout is PATH/train/WNID/*.JPEG and PATH/val/WNID/*.JPEG
 
 NAMED: dict[str, Named] = {
     "shapes": Named(
-        "drawn here: 12 forms with random colour, texture, place, scale, turn and clutter; shapes=COUNTxSIZE",
+        "drawn here: 12 forms in random colour, texture, place, scale, turn and clutter; shapes=COUNTxSIZE",
         needs_path=False,
         splits=_shapes,
     ),

@@ -1,36 +1,41 @@
-"""A data set that is drawn, not fetched: forms with random colour, texture, place, scale, turn and clutter.
+"""A data set that is drawn, not fetched: figures with random colour, texture, place, scale, turn and clutter.
 
-Only the form tells the class. A picture is a function of (seed, split, index) alone, and the same at any size
-but for its resolution.
+Only the form tells the class. A picture shows four figures of one form, so the form is what any two crops of it
+have in common. The rest is drawn so that it does not give a picture away, or contrastive learning would be content
+with it: colours run through all hues within a picture, and the grain of the texture is alike in all pictures.
+
+A picture is a function of (seed, split, index) alone, and the same at any size but for its resolution.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
 
-from antipode.data.forms import FORMS
+from antipode.data.forms import FORMS, Distance, turned
 from antipode.data.images import Images, Splits
 from antipode.errors import UsageError
 from antipode.randomness import generator
 
 CLASSES = tuple(FORMS)
 DEFAULT_COUNT, DEFAULT_SIZE = 5000, 32
-COPIES = (3, 5)
-SCALE = (0.36, 0.5)  # of a form, in halves of the picture
-PLACE = 0.15  # how far a form strays from the middle of its quarter
-GROUND = (0.4, 0.6)  # lightness
-CONTRAST = (0.25, 0.45)  # of a form against the ground, lighter or darker
-CHROMA = 0.05
-TEXTURE = (0.0, 0.05)
-CLUTTER = (2, 6)
-BOTH = True
-SPACING = 0.5
-Uniform = Callable[[float, float, int], np.ndarray]  # (low, high, count)
+
+# Lengths are in halves of the picture, lightness and colour in [0, 1].
+SCALE = (0.4, 0.55)
+PLACE = 0.12  # how far a figure strays from the middle of its quarter
+GROUND = (0.45, 0.55)  # lightness
+CONTRAST = (0.25, 0.45)  # of the figures against the ground, all lighter or all darker
+CHROMA = 0.2
+NOISE = (0.02, 0.08)
+GRAIN = 9  # knots of the noise across the picture
+SCRAPS = (2, 5)
+
+QUARTERS = np.array([[-0.5, -0.5], [-0.5, 0.5], [0.5, -0.5], [0.5, 0.5]], np.float32)
+HUES = np.float32(2 * np.pi / 3) * np.arange(3, dtype=np.float32)  # red, green and blue a third of a turn apart
 
 
 def shapes_splits(argument: str | None = None, seed: int = 0) -> Splits:
@@ -60,66 +65,72 @@ def shapes(count: int, size: int = DEFAULT_SIZE, *, split: str = "train", seed: 
 
 def draw(label: int, size: int, random: torch.Generator) -> np.ndarray:
     """One picture, (size, size, 3) uint8."""
-
-    def uniform(low: float, high: float, count: int) -> np.ndarray:
-        return (low + (high - low) * torch.rand(count, generator=random, dtype=torch.float32)).numpy()
-
+    draws = Draws(random)
     steps = ((np.arange(size, dtype=np.float32) + 0.5) / size) * 2 - 1
-    x, y = steps[None, :], -steps[:, None]  # [-1, 1], y upwards
-    pixel = 2 / size
-
-    ground = uniform(*GROUND, 1)
-    picture = _texture(x, y, ground, CHROMA, TEXTURE, uniform)
-    for _ in range(int(uniform(*CLUTTER, 1)[0])):
-        cx, cy, turn, half, thin = uniform(0, 1, 5)
-        along, across = _turned(x - 2 * cx + 1, y - 2 * cy + 1, np.pi * turn)
-        distance = np.maximum(np.abs(along) - 0.06 - 0.12 * half, np.abs(across) - 0.03 - 0.06 * thin)
-        picture = _over(picture, uniform(0, 1, 1) + uniform(-CHROMA, CHROMA, 3), distance, pixel)
-
-    form = FORMS[CLASSES[label]]
-    pside = uniform(0, 1, 1)[0]
-    for quarter in np.argsort(uniform(0, 1, 4))[: int(uniform(*COPIES, 1)[0])]:
-        scale = uniform(*SCALE, 1)[0]
-        turn, mirror, side = uniform(0, 1, 3)
-        cx, cy = SPACING * (2 * np.array([quarter % 2, quarter // 2]) - 1) + uniform(-PLACE, PLACE, 2)
-        fx, fy = _turned(x - cx, y - cy, 2 * np.pi * turn)
-        distance = scale * form(fx / scale * (1 if mirror < 0.5 else -1), fy / scale)
-        light = ground + uniform(*CONTRAST, 1) * (1 if (side if BOTH else pside) < 0.5 else -1)
-        picture = _over(picture, _texture(x, y, light, CHROMA, TEXTURE, uniform), distance, pixel)
+    ground, side = draws.one(*GROUND), np.sign(draws.one(-1, 1))
+    picture = _paint(steps, steps, ground, draws)
+    for _ in range(int(draws.one(SCRAPS[0], SCRAPS[1] + 1))):
+        scrap = partial(_bar, half_length=draws.one(0.3, 0.9), half_width=draws.one(0.15, 0.45))
+        _lay(picture, steps, scrap, draws.several(-1, 1, 2), 0.2, draws.one(0, 1), draws)
+    for middle in QUARTERS:
+        centre = middle + draws.several(-PLACE, PLACE, 2)
+        light = ground + side * draws.one(*CONTRAST)
+        _lay(picture, steps, FORMS[CLASSES[label]], centre, draws.one(*SCALE), light, draws)
     return np.rint(picture.clip(0, 1) * 255).astype(np.uint8)
 
 
-def _texture(
-    x: np.ndarray, y: np.ndarray, light: np.ndarray, chroma: float, strengths: tuple[float, float], uniform: Uniform
-) -> np.ndarray:
-    """(H, W, 3): a colour of about this lightness, varied by a slope, stripes or soft noise."""
-    kind = int(uniform(0, 3, 1)[0])
-    strength = uniform(*strengths, 1)[0]
-    if kind == 0:
-        along, _ = _turned(x, y, 2 * np.pi * uniform(0, 1, 1)[0])
-        pattern = along
-    elif kind == 1:
-        along, _ = _turned(x, y, 2 * np.pi * uniform(0, 1, 1)[0])
-        pattern = np.sin(uniform(6, 16, 1)[0] * along + 2 * np.pi * uniform(0, 1, 1)[0])
-    else:
-        pattern = (
-            sum(
-                np.sin(fx * x + fy * y + 2 * np.pi * phase)
-                for fx, fy, phase in zip(uniform(-12, 12, 4), uniform(-12, 12, 4), uniform(0, 1, 4), strict=True)
-            )
-            / 2
-        )
-    colour = light + uniform(-chroma, chroma, 3)
-    tint = uniform(0.4, 1, 3)
-    return colour + strength * pattern[:, :, None] * tint
+class Draws:
+    """Uniform numbers, drawn at once and handed out one after another."""
+
+    def __init__(self, random: torch.Generator) -> None:
+        self._numbers = torch.rand(1000, generator=random).numpy()
+        self._used = 0
+
+    def several(self, low: float, high: float, *shape: int) -> np.ndarray:
+        first, self._used = self._used, self._used + math.prod(shape)
+        return low + (high - low) * self._numbers[first : self._used].reshape(shape)
+
+    def one(self, low: float, high: float) -> float:
+        return float(self.several(low, high))
 
 
-def _turned(x: np.ndarray, y: np.ndarray, angle: float) -> tuple[np.ndarray, np.ndarray]:
-    cos, sin = np.float32(np.cos(angle)), np.float32(np.sin(angle))
-    return x * cos + y * sin, y * cos - x * sin
+def _lay(
+    picture: np.ndarray,
+    steps: np.ndarray,
+    form: Distance,
+    centre: np.ndarray,
+    scale: float,
+    light: float,
+    draws: Draws,
+) -> None:
+    """Draws a form into the picture, turned at random, with an edge one pixel wide."""
+    pixel = float(steps[1] - steps[0])
+    columns, rows = (_within(steps, float(middle), scale + pixel) for middle in centre)
+    x, y = turned(steps[columns] - centre[0], steps[rows, None] - centre[1], np.pi * draws.one(-1, 1))
+    cover = np.clip(0.5 - form(x / scale, y / scale) * (scale / pixel), 0, 1)[:, :, None]
+    below = picture[rows, columns]
+    below += cover * (_paint(steps[columns], steps[rows], light, draws) - below)
 
 
-def _over(below: np.ndarray, above: np.ndarray, distance: np.ndarray, pixel: float) -> np.ndarray:
-    """`above` where the distance is negative, with an edge one pixel wide."""
-    cover = np.clip(0.5 - distance / pixel, 0, 1)[:, :, None]
-    return below + cover * (above - below)
+def _within(steps: np.ndarray, middle: float, reach: float) -> slice:
+    first, last = np.searchsorted(steps, [middle - reach, middle + reach])
+    return slice(first, last)
+
+
+def _paint(x: np.ndarray, y: np.ndarray, light: float, draws: Draws) -> np.ndarray:
+    """(len(y), len(x), 3): about this lightness, all hues in a random direction, and soft noise."""
+    along, _ = turned(x, y[:, None], np.pi * draws.one(-1, 1))
+    hue = np.pi * (along + draws.one(-1, 1))
+    knots = draws.one(*NOISE) * draws.several(-1, 1, GRAIN, GRAIN)
+    noise = light + _between(y) @ knots @ _between(x).T
+    return noise[:, :, None] + CHROMA * np.cos(hue[:, :, None] + HUES)
+
+
+def _between(steps: np.ndarray) -> np.ndarray:
+    """(len(steps), GRAIN): the weights of linear interpolation between the knots."""
+    place = (steps[:, None] + 1) * ((GRAIN - 1) / 2)
+    return np.maximum(0, 1 - np.abs(place - np.arange(GRAIN, dtype=np.float32)))
+
+
+def _bar(x: np.ndarray, y: np.ndarray, half_length: float, half_width: float) -> np.ndarray:
+    return np.maximum(np.abs(x) - half_length, np.abs(y) - half_width)

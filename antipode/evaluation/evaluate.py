@@ -17,7 +17,7 @@ from antipode.errors import UsageError, nearest
 from antipode.evaluation.features import AugmentedFeatures, CachedFeatures, extract
 from antipode.evaluation.inputs import usable_rows
 from antipode.evaluation.knn import knn
-from antipode.evaluation.linear import PROTOCOLS, LinearProtocol, linear
+from antipode.evaluation.linear import PROTOCOLS, LinearProtocol, LinearResult, linear
 from antipode.loading import Loaded, Spec, load
 from antipode.terminal import MakeProgress, bars
 
@@ -59,8 +59,10 @@ def evaluate(
             constants: dict[str, Any] = {"k": list(k), "temperature": temperature}
             value = subject.knn(train, test, k, temperature)
         else:
-            constants = {**asdict(rules), "row": row, "augment": augment}
-            value = subject.linear(train, test, rules, seed, augment)
+            found = subject.linear(train, test, rules, seed, augment)
+            chosen = found.chosen
+            constants = {**asdict(rules), "row": row, "augment": augment, "chosen_lr": chosen.lr}
+            value = {"top1": chosen.top1} | ({} if chosen.top5 is None else {"top5": chosen.top5})
     result = {
         "protocol": protocol,
         "data": data if isinstance(data, str) else "custom",
@@ -163,7 +165,7 @@ class Subject:
         else:
             features, labels = self.labelled(train, "features to train on")
             source = CachedFeatures(features.to(self.device))
-        found = linear(
+        return linear(
             source,
             labels,
             queries,
@@ -173,5 +175,3 @@ class Subject:
             device=self.device,
             progress=self.progress("linear", total),
         )
-        value = {"top1": found.chosen.top1, "lr": found.chosen.lr}
-        return value if found.chosen.top5 is None else value | {"top5": found.chosen.top5}

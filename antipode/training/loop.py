@@ -193,8 +193,12 @@ class Training:
     def due(self) -> bool:
         """Whether a checkpoint is due: by epoch, by minutes, or because the run is over."""
         config = self.config
-        if self.epoch_is_over and (
-            self.epoch % config.save_every == 0 or self.epoch in config.keep_epochs or self.step == self.plan.steps
-        ):
+        minutes = (time.monotonic() - self.saved_at) / 60
+        if config.save_minutes is not None and minutes > config.save_minutes:
             return True
-        return config.save_minutes is not None and time.monotonic() - self.saved_at > 60 * config.save_minutes
+        if not self.epoch_is_over:
+            return False
+        if self.step == self.plan.steps or self.epoch in config.keep_epochs:
+            return True
+        # Short epochs would be spent on writing.
+        return minutes > 1 if config.save_every is None else self.epoch % config.save_every == 0

@@ -1,0 +1,78 @@
+"""The command. Thin: it turns words into the same calls that Python makes.
+
+Nothing here imports torch before a command needs it, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from antipode import __version__
+from antipode.cli import data, judge, pretrain
+from antipode.errors import AntipodeError, UsageError, nearest
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status is 0, 2 for a mistake in what was asked, 1 for a failure on the way."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    parser = build_parser()
+    try:
+        options, unknown = parser.parse_known_args(words)
+        if unknown:
+            refuse_unknown(parser, words, unknown)
+        if options.command is None:
+            parser.print_help()
+            return 0
+        options.run(options)
+        return 0
+    except SystemExit as leaving:  # argparse: --help, --version, or a mistake that it has explained
+        return int(leaving.code or 0)
+    except BrokenPipeError:  # `antipode methods | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (AntipodeError, KeyboardInterrupt, Exception) as error:
+        if debug:
+            raise
+        return complain(error)
+
+
+def complain(error: BaseException) -> int:
+    """Say what went wrong in words a person can act on."""
+    if isinstance(error, AntipodeError):
+        print(f"antipode: {error}", file=sys.stderr)
+        return error.exit_status
+    if isinstance(error, KeyboardInterrupt):
+        print("antipode: interrupted", file=sys.stderr)
+        return 1
+    print(f"antipode: {type(error).__name__}: {error}\n(--debug shows where)", file=sys.stderr)
+    return 1
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, words: list[str], unknown: list[str]) -> None:
+    """An option that does not exist: name it and the nearest that does."""
+    commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction)).choices
+    command = next((commands[word] for word in words if word in commands), parser)
+    known = [option for action in command._actions for option in action.option_strings]
+    options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+    lines = [f"{option}: there is no such option.{nearest(option, known)}" for option in options]
+    lines = lines or [f"{word!r}: nothing takes this word." for word in unknown]
+    raise UsageError("\n".join([*lines, f"`{command.prog} --help` lists what there is."]))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="antipode",
+        description="Learns image representations without labels.",
+        allow_abbrev=False,
+        epilog="`antipode COMMAND --help` says more. --debug shows a traceback on errors.",
+    )
+    parser.add_argument("--version", action="version", version=f"antipode {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for part in (pretrain, judge, data):
+        part.add_commands(commands)
+    return parser

@@ -1,0 +1,149 @@
+"""antipode evaluate, antipode embed"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from antipode.cli.command import add_command
+from antipode.errors import UsageError
+
+
+def add_commands(commands: Any) -> None:
+    add_evaluate(commands)
+    add_embed(commands)
+
+
+def add_backbone(command: argparse.ArgumentParser) -> None:
+    command.add_argument("what", help="a run, a checkpoint, a file of weights, random, pixels or torchvision:NAME")
+    command.add_argument(
+        "--features",
+        choices=("backbone", "embedding"),
+        default="backbone",
+        help="the backbone's output, or that of backbone and head (runs only; default: backbone)",
+    )
+    command.add_argument("--batch-size", type=int, default=256, metavar="N", help="images at once (default: 256)")
+    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    group = command.add_argument_group("what is not known of weights that are no run")
+    group.add_argument("--backbone", default="resnet50", help="architecture (default: resnet50)")
+    group.add_argument("--stem", choices=("imagenet", "small"), default="imagenet", help="of a ResNet")
+    group.add_argument("--image-size", type=int, default=224, metavar="S", help="input size (default: 224)")
+    group.add_argument("--channels", type=int, default=3, metavar="C", help="input channels (default: 3)")
+
+
+def numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 20,200") from None
+
+
+def add_evaluate(commands: Any) -> None:
+    command = add_command(
+        commands,
+        "evaluate",
+        run_evaluate,
+        "judge a frozen backbone on labelled images",
+        epilog="examples:\n"
+        "  antipode evaluate runs/c --protocol knn --data cifar10=/data/cifar\n"
+        "  antipode evaluate runs/c --protocol linear --data ./photos\n"
+        "  antipode evaluate random --backbone resnet18 --stem small --image-size 32 --protocol knn --data cifar10\n",
+    )
+    add_backbone(command)
+    command.add_argument("--protocol", choices=("knn", "linear"), required=True, help="how to judge")
+    command.add_argument("--data", required=True, help="labelled images: a name, name=path, a folder, a list or a pack")
+    command.add_argument("--holdout", type=float, default=0.1, help="share for testing where there is no val split")
+    command.add_argument("--seed", type=int, default=0, help="of splits and of the linear layer")
+    knn = command.add_argument_group("knn")
+    knn.add_argument(
+        "--k", type=numbers, default=[20, 200], metavar="K,..", help="numbers of neighbours (default: 20,200)"
+    )
+    knn.add_argument(
+        "--temperature", type=float, default=0.1, metavar="T", help="votes weigh exp(cosine/T) (default: 0.1)"
+    )
+    linear = command.add_argument_group("linear")
+    linear.add_argument(
+        "--as",
+        dest="row",
+        default="moco",
+        metavar="NAME",
+        help="whose settings: moco, jcl-imagenet100, mochi-imagenet100, mochi-imagenet, byol (default: moco)",
+    )
+    linear.add_argument(
+        "--lr",
+        type=numbers,
+        metavar="LR,..",
+        help="one rate, or several to choose from on held-out training images",
+    )
+    linear.add_argument("--epochs", type=int, metavar="N", help="epochs; the drops keep their share of them")
+    linear.add_argument(
+        "--augment", action="store_true", help="the faithful form: fresh crops and flips each epoch (slow)"
+    )
+
+
+def run_evaluate(options: argparse.Namespace) -> None:
+    from antipode.evaluation.evaluate import evaluate
+
+    settings: dict[str, Any] = {"seed": options.seed, "holdout": options.holdout}
+    if options.protocol == "knn":
+        settings |= {"k": [int(k) for k in options.k], "temperature": options.temperature}
+    else:
+        settings |= {
+            "row": options.row,
+            "lr": options.lr,
+            "epochs": options.epochs,
+            "augment": options.augment,
+        }
+    result = evaluate(
+        options.what, protocol=options.protocol, data=options.data, **backbone_options(options), **settings
+    )
+    print_result(result)
+
+
+def backbone_options(options: argparse.Namespace) -> dict[str, Any]:
+    names = ("features", "batch_size", "device", "backbone", "stem", "image_size", "channels")
+    return {name: getattr(options, name) for name in names}
+
+
+def print_result(result: dict[str, Any]) -> None:
+    of = f"{result['backbone']}, {result['features']}" + (f", epoch {result['epoch']}" if result.get("epoch") else "")
+    print(f"{result['protocol']} on {result['data']} ({of})")
+    for name, value in result["value"].items():
+        print(f"  {name:<8} {value:.2f} %")
+    if "chosen_lr" in result["constants"]:
+        print(f"  with a learning rate of {result['constants']['chosen_lr']:g}")
+
+
+def add_embed(commands: Any) -> None:
+    command = add_command(
+        commands,
+        "embed",
+        run_embed,
+        "features of images, with file names, nearest neighbours and near-duplicates",
+        epilog="example:\n  antipode embed runs/photos --data ./photos --out features.npz --neighbours sheet.png\n",
+    )
+    add_backbone(command)
+    command.add_argument("--data", required=True, help="images: a name, name=path, a folder, a list or a pack")
+    command.add_argument("--split", choices=("all", "train", "val"), default="all", help="which images (default: all)")
+    command.add_argument("--out", metavar="FILE", help="features as .npz or .parquet")
+    command.add_argument("--neighbours", metavar="PNG", help="a contact sheet of images and their nearest neighbours")
+    command.add_argument(
+        "--duplicates", type=float, metavar="COSINE", help="also list pairs at least this similar, e.g. 0.98"
+    )
+
+
+def run_embed(options: argparse.Namespace) -> None:
+    from antipode.evaluation.embed import embed
+
+    if not (options.out or options.neighbours or options.duplicates):
+        raise UsageError("embed: say what to make: --out FILE, --neighbours PNG or --duplicates COSINE.")
+    found = embed(
+        options.what, data=options.data, split=options.split, out=options.out, neighbours=options.neighbours,
+        duplicates=options.duplicates, **backbone_options(options),
+    )  # fmt: skip
+    print(f"{len(found.names):,} images, {found.features.shape[1]} features each")
+    for path in (options.out, options.neighbours):
+        if path:
+            print(f"wrote {path}")
+    for first, second, score in found.duplicates:
+        print(f"{score:.4f}  {found.names[first]}  {found.names[second]}")

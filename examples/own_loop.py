@@ -1,0 +1,42 @@
+"""A training loop of one's own, from antipode's parts: MoCo v2 in forty lines."""
+
+import sys
+
+import torch
+
+from antipode.data.loader import Loader
+from antipode.data.source import open_images
+from antipode.methods.contrastive import Encoder
+from antipode.modules.backbones import build_backbone
+from antipode.modules.heads import projection_head
+from antipode.modules.queue import KeyQueue
+from antipode.modules.slow_copy import follow, slow_copy
+from antipode.objectives import info_nce
+from antipode.randomness import generator
+from antipode.views.apply import apply
+from antipode.views.draw import draw
+from antipode.views.policies import POLICIES
+
+steps = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+loader = Loader(open_images("shapes=2000"))
+policy = POLICIES["moco-v2-small"]
+online = Encoder(build_backbone("resnet-tiny"), projection_head("mlp", 128, 64))
+slow = slow_copy(online)
+queue = KeyQueue(1024, 64)
+optimizer = torch.optim.SGD(online.parameters(), lr=0.06, momentum=0.9, weight_decay=5e-4)
+batches = (torch.randperm(len(loader), generator=generator(0, "order", step))[:128] for step in range(steps))
+
+for step, (_, canvas) in enumerate(loader.batches(batches)):
+    tables = [draw(policy, len(canvas), generator(0, "views", step, view)) for view in range(2)]
+    first, second = (apply(canvas, table, size=32, mean=[0.5] * 3, std=[0.25] * 3) for table in tables)
+    query = online(first)
+    with torch.no_grad():
+        follow(slow, online, momentum=0.99)
+        key = slow(second)
+    loss = info_nce(query, key, queue.keys, temperature=0.1)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    queue.push(key)
+    if (step + 1) % 20 == 0:
+        print(f"step {step + 1}: loss {loss.item():.3f}")
