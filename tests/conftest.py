@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-SMALL = "--backbone resnet-tiny --image-size 16 --batch-size 16 --queue-size 64 --bn-groups 2".split()
+SMALL = "--backbone resnet-tiny --image-size 16 --batch-size 16 --queue-size 64 --bn-groups 2 --device cpu".split()
 
 
 def command(*words, **options) -> subprocess.CompletedProcess:

@@ -154,7 +154,7 @@ class Subject:
         found = knn(bank, bank_labels, queries, truth, k=k, temperature=temperature, device=self.device)
         return {f"k={number}": accuracy for number, accuracy in found.items()}
 
-    def linear(self, train: Split, test: Split, rules: LinearProtocol, seed: int, augment: bool) -> dict[str, float]:
+    def linear(self, train: Split, test: Split, rules: LinearProtocol, seed: int, augment: bool) -> LinearResult:
         queries, truth = self.labelled(test, "features to judge")
         total = rules.epochs * (2 if len(rules.lr) > 1 else 1)
         source: CachedFeatures | AugmentedFeatures

@@ -1,0 +1,181 @@
+"""The Python calls: the same runs as the command, and data, views and backbones given as objects."""
+
+import json
+import runpy
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import command
+from PIL import Image
+from torch import nn
+from torch.utils.data import Dataset
+from torchvision.transforms import v2
+
+import antipode
+from antipode.errors import UsageError
+from antipode.evaluation.features import extract
+from antipode.training.run import Run
+
+SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 16, "queue_size": 64, "bn_groups": 2, "epochs": 2}
+SMALL |= {"device": "cpu", "tensorboard": False}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def pictures(count=64, channels=3, seed=0, dtype=np.uint8):
+    return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max, (count, 20, 18, channels), dtype=dtype)
+
+
+def losses(run):
+    return [json.loads(line)["loss"] for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_call_and_the_command_are_the_same_thing(photos, tmp_path):
+    run = antipode.pretrain("moco-v2", data=photos, out=tmp_path / "call", **SMALL)
+    words = [w for name, value in SMALL.items() for w in (f"--{name.replace('_', '-')}", str(value).lower())]
+    assert command("pretrain", "moco-v2", "--data", photos, "--out", tmp_path / "command", *words).returncode == 0
+    assert losses(run) == losses(Run(tmp_path / "command"))
+    assert run.config == Run(tmp_path / "command").config
+
+
+def test_arrays_tensors_and_datasets_give_the_same_run(tmp_path):
+    arrays = pictures()
+
+    class Pairs(Dataset):
+        def __len__(self):
+            return len(arrays)
+
+        def __getitem__(self, index):
+            return Image.fromarray(arrays[index]), index % 2
+
+    sources = {"array": arrays, "tensor": torch.from_numpy(arrays).permute(0, 3, 1, 2), "dataset": Pairs()}
+    runs = [antipode.pretrain("moco-v2", data=data, out=tmp_path / name, **SMALL) for name, data in sources.items()]
+    assert losses(runs[0]) == losses(runs[1]) == losses(runs[2])
+    with pytest.raises(UsageError, match="given from Python"):
+        antipode.pretrain(out=tmp_path / "array", resume=True, epochs=3)
+    antipode.pretrain(data=arrays, out=tmp_path / "array", resume=True, epochs=3)
+    assert json.loads((tmp_path / "array" / "metrics.jsonl").read_text().splitlines()[-1])["epoch"] == 3
+
+
+@pytest.mark.parametrize(("channels", "depth", "dtype"), [(1, 8, np.uint8), (5, 8, np.uint8), (2, 16, np.uint16)])
+def test_other_channels_and_sixteen_bits_are_taken(channels, depth, dtype, tmp_path):
+    data = pictures(channels=channels, dtype=dtype)
+    run = antipode.pretrain("moco-v2", data=data, out=tmp_path / "run", channels=channels, depth=depth, **SMALL)
+    assert len(run.config.mean) == channels
+    assert antipode.embed(run, data=data).features.shape == (64, 128)
+
+
+def test_views_may_be_a_function_and_stay_reproducible(tmp_path):
+    transform = v2.Compose([v2.RandomResizedCrop(16), v2.ToDtype(torch.float32, scale=True)])
+    runs = [antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / n, views=transform, **SMALL) for n in "ab"]
+    assert losses(runs[0]) == losses(runs[1])
+    assert runs[0].config.views == "custom"
+
+
+def test_a_backbone_may_be_a_module_and_is_filled_again(tmp_path):
+    def net():
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    trained = net()
+    run = antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **(SMALL | {"backbone": trained}))
+    filled = antipode.load_backbone(run, into=net())
+    x = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(filled(x), trained.eval()(x))
+    with pytest.raises(UsageError, match="into=module"):
+        antipode.load_backbone(run)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return antipode.pretrain("moco-v2", data=pictures(), out=tmp_path_factory.mktemp("api") / "run", **SMALL)
+
+
+def test_a_loaded_backbone_with_its_transform_gives_the_embedded_features(trained, tmp_path):
+    backbone, transform = antipode.load_backbone(trained), antipode.load_transform(trained)
+    assert not backbone.training
+    found = antipode.embed(trained, data=pictures(), batch_size=7)
+    one = backbone(transform.image(pictures()[5])[None])
+    torch.testing.assert_close(one[0].detach(), found.features[5], rtol=1e-4, atol=1e-5)
+    Image.fromarray(pictures()[5]).save(tmp_path / "5.png")
+    torch.testing.assert_close(transform.image(tmp_path / "5.png"), transform.image(pictures()[5]))
+
+
+def test_init_starts_from_a_run_a_checkpoint_or_a_file(trained, tmp_path):
+    weights = antipode.load_backbone(trained).state_dict()
+    torch.save(
+        {"state_dict": {f"module.encoder.{k}": v for k, v in weights.items()} | {"fc.bias": torch.ones(3)}},
+        tmp_path / "w.pth",
+    )
+    checkpoint = trained.checkpoints()[-1][1]
+    slow = SMALL | {"epochs": 1, "lr": 1e-12, "key_momentum": 1.0}
+    for number, init in enumerate((trained.path, checkpoint, tmp_path / "w.pth")):
+        run = antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / str(number), init=str(init), seed=1, **slow)
+        tensors, _ = run.latest()
+        torch.testing.assert_close(tensors["method.online.backbone.stem.0.weight"], weights["stem.0.weight"])
+        torch.testing.assert_close(tensors["method.slow.backbone.stem.0.weight"], weights["stem.0.weight"])
+    torch.save({"other": torch.ones(3)}, tmp_path / "wrong.pth")
+    with pytest.raises(UsageError, match="does not fit"):
+        antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "w", init=str(tmp_path / "wrong.pth"), **slow)
+    assert not (tmp_path / "w").exists()
+
+
+def test_a_file_that_would_unpickle_is_refused(tmp_path):
+    torch.save({"state_dict": Image.new("RGB", (2, 2))}, tmp_path / "evil.pth")
+    with pytest.raises(UsageError, match="no plain weights"):
+        antipode.evaluate(tmp_path / "evil.pth", protocol="knn", data="shapes=100")
+
+
+def test_evaluation_takes_a_module_and_raw_pixels(labelled):
+    flat = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    for what in (flat, "pixels"):
+        value = antipode.evaluate(what, protocol="knn", data=str(labelled), k=[3], image_size=16)["value"]
+        assert value["k=3"] > 90  # dark against light
+
+
+def test_training_leaves_the_evaluated_backbone_as_it_is(trained):
+    """The backbone that is loaded is the one that was trained: features from the checkpoint by hand agree."""
+    from antipode.data.loader import Loader
+    from antipode.data.source import open_images
+    from antipode.methods.build import build_method
+
+    tensors, meta = trained.latest()
+    method = build_method(trained.config)
+    method.load_state_dict({k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")})
+    loader = Loader(open_images(pictures(), holdout=0.0))
+    by_hand = extract(method.backbone, loader, antipode.load_transform(trained))
+    torch.testing.assert_close(by_hand, antipode.embed(trained, data=pictures()).features, rtol=1e-4, atol=1e-5)
+    assert meta["epoch"] == 2
+
+
+def test_keep_epochs_and_keep_last_decide_which_checkpoints_stay(tmp_path):
+    run = antipode.pretrain(
+        "moco-v2",
+        data=pictures(),
+        out=tmp_path / "run",
+        **(SMALL | {"epochs": 6}),
+        save_every=1,
+        keep_last=2,
+        keep_epochs=[2],
+    )
+    per_epoch = 57 // 16  # 64 less a tenth held out
+    assert [step // per_epoch for step, _ in run.checkpoints()] == [2, 5, 6]
+
+
+def test_the_readmes_own_loop_runs(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["own_loop.py", "20"])
+    runpy.run_path("examples/own_loop.py", run_name="__main__")
+    assert "step 20: loss" in capsys.readouterr().out
+
+
+def test_the_readme_shows_the_example_as_it_is():
+    with open("README.md") as readme, open("examples/own_loop.py") as example:
+        code = example.read().split('"""', 2)[2].strip()
+        assert code in readme.read()

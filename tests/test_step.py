@@ -1,0 +1,80 @@
+"""The step in its forms: plain, compiled, recorded."""
+
+import pytest
+import torch
+
+from antipode.config.resolve import Layer, resolve
+from antipode.methods.build import build_method
+from antipode.training.step import PlainStep, RecordedStep, build_optimizer, set_rate
+
+
+def parts(device="cpu", **fields):
+    settings = {"method": "moco-v2", "data": "shapes", "batch_size": 16, "queue_size": 64, "image_size": 16}
+    config = resolve(Layer("test", settings | fields)).config
+    method = build_method(config).to(device=device, memory_format=torch.channels_last)
+    return config, method, build_optimizer(config, method)
+
+
+def run(take, method, device, steps=5):
+    """Losses of a few steps with a changing rate."""
+    generator = torch.Generator().manual_seed(0)
+    losses = []
+    for step in range(steps):
+        views = [torch.randn(16, 3, 16, 16, generator=generator).to(device) for _ in range(2)]
+        order = method.order_of_keys(16, generator)
+        losses.append(take(views, order.to(device), 0.05 / (step + 1)).loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_the_rate_of_a_step_is_the_one_given(optimizer):
+    _, method, used = parts(optimizer=optimizer)
+    before = [p.clone() for p in method.online.parameters()]
+    run(lambda *given: PlainStep(method, used)(given[0], given[1], 0.0), method, "cpu", steps=2)
+    assert all(torch.equal(a, b) for a, b in zip(before, method.online.parameters(), strict=True))
+    set_rate(used, 0.1)
+    assert used.param_groups[0]["lr"] == 0.1
+
+
+def test_clipping_bounds_the_gradient():
+    _, method, optimizer = parts()
+    run(PlainStep(method, optimizer, clip_norm=1e-3), method, "cpu", steps=1)
+    norm = torch.cat([p.grad.flatten() for p in method.online.parameters()]).norm()
+    assert norm == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_nesterov_and_weight_decay_reach_the_optimiser():
+    _, _, optimizer = parts(nesterov=True, weight_decay=0.25, momentum=0.5)
+    group = optimizer.param_groups[0]
+    assert (group["nesterov"], group["weight_decay"], group["momentum"]) == (True, 0.25, 0.5)
+
+
+@pytest.mark.slow
+def test_a_compiled_step_equals_the_plain_one():
+    found = []
+    for compiled in (False, True):
+        _, method, optimizer = parts(symmetric=True)
+        if compiled:
+            method.online.compile(dynamic=False)
+            method.slow.compile(dynamic=False)
+        found.append((run(PlainStep(method, optimizer), method, "cpu"), method.state_dict()))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
+    for name, tensor in found[0][1].items():
+        torch.testing.assert_close(tensor, found[1][1][name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_recorded_step_equals_the_plain_one(optimizer, symmetric):
+    found = []
+    for recorded in (False, True):
+        _, method, used = parts("cuda", optimizer=optimizer, symmetric=symmetric)
+        take = PlainStep(method, used)
+        if recorded:
+            views = [torch.randn(16, 3, 16, 16, device="cuda") for _ in range(2)]
+            take = RecordedStep(take, views, method.order_of_keys(16, torch.Generator()).to("cuda"))
+        found.append((run(take, method, "cuda"), method.state_dict()))
+    # the device sums in no fixed order
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-3)
+    assert int(found[1][1]["queue.pushed"]) == 5 * 16 * (1 + symmetric)
