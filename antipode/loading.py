@@ -197,6 +197,7 @@ def initialise(backbone: nn.Module, init: str) -> None:
     elif Path(init).is_dir():
         fill(backbone, part(Run.open(init).latest()[0], BACKBONE), init)
     elif Path(init).is_file():
-        fill(backbone, read_weights(Path(init)), init)
+        tensors = read_weights(Path(init))
+        fill(backbone, part(tensors, BACKBONE) or tensors, init)  # of a checkpoint, the online backbone
     else:
         raise UsageError(f"init: {init!r} is no run and no file. Allowed: torchvision:NAME, timm:NAME, a file, a run.")

@@ -20,7 +20,7 @@ from antipode.views.policies import POLICIES
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 100
 loader = Loader(open_images("shapes=2000"))
 policy = POLICIES["moco-v2-small"]
-online = Encoder(build_backbone("resnet-tiny"), projection_head("mlp", 128, 64))
+online = Encoder(build_backbone("resnet-tiny"), projection_head("mlp", 64, 64))
 slow = slow_copy(online)
 queue = KeyQueue(1024, 64)
 optimizer = torch.optim.SGD(online.parameters(), lr=0.06, momentum=0.9, weight_decay=5e-4)
@@ -33,7 +33,7 @@ for step, (_, canvas) in enumerate(loader.batches(batches)):
     with torch.no_grad():
         follow(slow, online, momentum=0.99)
         key = slow(second)
-    loss = info_nce(query, key, queue.keys, temperature=0.1)
+    loss = info_nce(query, key, queue.keys, temperature=0.2)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

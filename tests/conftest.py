@@ -45,10 +45,14 @@ def photos(tmp_path) -> Path:
     return tmp_path / "photos"
 
 
+def write_labelled(folder: Path) -> Path:
+    """Two sub-folders of 40 pictures each: reddish and bluish."""
+    for number, (name, tint) in enumerate((("red", (1, 0.3, 0.2)), ("blue", (0.2, 0.3, 1)))):
+        for path in write_images(folder / name, 40, seed=number):
+            Image.fromarray(np.uint8(np.asarray(Image.open(path)) * tint)).save(path)
+    return folder
+
+
 @pytest.fixture
 def labelled(tmp_path) -> Path:
-    """Two sub-folders of 40 pictures each: dark and light."""
-    for number, (name, low) in enumerate((("dark", 0), ("light", 150))):
-        for path in write_images(tmp_path / "labelled" / name, 40, seed=number):
-            Image.fromarray(np.uint8(np.asarray(Image.open(path)) * 0.4 + low)).save(path)
-    return tmp_path / "labelled"
+    return write_labelled(tmp_path / "labelled")

@@ -9,7 +9,7 @@ import stat
 
 import numpy as np
 import pytest
-from conftest import SMALL, command, write_images
+from conftest import SMALL, command, write_images, write_labelled
 from PIL import Image
 
 from antipode import __version__
@@ -29,9 +29,7 @@ def refused(done, *said, status=2):
 def trained(tmp_path_factory):
     """A run on a labelled folder, and the folder."""
     root = tmp_path_factory.mktemp("trained")
-    for number, (name, low) in enumerate((("dark", 0), ("light", 150))):
-        for path in write_images(root / "data" / name, 40, seed=number):
-            Image.fromarray(np.uint8(np.asarray(Image.open(path)) * 0.4 + low)).save(path)
+    write_labelled(root / "data")
     done = command("pretrain", "moco-v2", "--data", root / "data", "--out", root / "run", *QUICK, "--knn-every", "2")
     assert done.returncode == 0, done.stderr
     return root / "run", root / "data", done
@@ -73,7 +71,7 @@ def test_evaluation_gives_numbers_with_their_protocol_and_keeps_them(trained):
     assert set(knn["value"]) == {"k=5", "k=10"} and knn["constants"]["temperature"] == 0.1
     assert linear["constants"]["lr"] == [0.1, 1.0] and not linear["constants"]["augment"]
     assert augmented["constants"]["augment"] and knn["epoch"] == 2 and knn["seed"] == 0
-    assert knn["value"]["k=5"] > 80  # dark against light: any network sees it
+    assert knn["value"]["k=5"] > 80  # red against blue: any network sees it
 
 
 def test_any_backbone_can_be_judged(trained, tmp_path):
@@ -91,14 +89,14 @@ def test_embeddings_come_with_file_names_and_neighbours(trained, tmp_path):
     run, data, _ = trained
     out, sheet = tmp_path / "f.npz", tmp_path / "sheet.png"
     shutil.copytree(data, tmp_path / "copy")
-    first = sorted((tmp_path / "copy" / "dark").iterdir())[0]
+    first = sorted((tmp_path / "copy" / "red").iterdir())[0]
     shutil.copy(first, first.with_name("twin.png"))
     done = command(
         "embed", run, "--data", tmp_path / "copy", "--out", out, "--neighbours", sheet, "--duplicates", "0.999999"
     )
     assert done.returncode == 0, done.stderr
     stored = np.load(out)
-    assert stored["features"].shape == (81, 128) and "dark/twin.png" in stored["names"]
+    assert stored["features"].shape == (81, 64) and "red/twin.png" in stored["names"]
     assert Image.open(sheet).size[0] > 200
     assert any("twin.png" in line and first.name in line for line in done.stdout.splitlines())
     refused(command("embed", run, "--data", data, "--out", tmp_path / "f.csv"), ".npz", ".parquet")

@@ -146,7 +146,7 @@ def test_small_stem_keeps_the_resolution_and_other_channels_are_taken():
     maps = backbone.layer1(backbone.maxpool(backbone.conv1(torch.zeros(1, 5, 32, 32))))
     assert maps.shape == (1, 64, 32, 32)
     assert feature_dim(build_backbone("resnet18", channels=1), 1, 64) == 512
-    assert feature_dim(build_backbone(TINY, channels=2), 2, 32) == 128
+    assert feature_dim(build_backbone(TINY, channels=2), 2, 32) == 64
 
 
 def test_a_function_of_the_users_own_package_is_a_backbone(tmp_path, monkeypatch):

@@ -17,9 +17,9 @@ TINY = "resnet-tiny"
 
 
 class TinyResNet(nn.Module):
-    """A ResNet for CPUs and tests: a 3x3 stem and three residual blocks of 32, 64 and 128 channels."""
+    """A ResNet for CPUs and tests: a 3x3 stem and three residual blocks of 16, 32 and 64 channels."""
 
-    def __init__(self, channels: int = 3, width: int = 32) -> None:
+    def __init__(self, channels: int = 3, width: int = 16) -> None:
         super().__init__()
         self.stem = nn.Sequential(
             nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True)

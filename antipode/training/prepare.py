@@ -100,7 +100,7 @@ def prepare(run: Run, given: Layer, file: Layer | None, resume: bool, source: An
     images = open_split(resolved.config, source, "train")
     device = pick_device(resolved.config.device)
     if not exists and resolved.config.recipe is None:
-        facts = Facts(len(images), median_side(images), device.type == "cuda")
+        facts = Facts(len(images), median_side(images, resolved.config), device.type == "cuda")
         resolved = resolve(given, file=file, facts=facts)
     config = resolved.config
     plan = Plan(len(images), config.batch_size, config.epochs, config.seed)
@@ -127,14 +127,15 @@ def open_split(config: Config, source: Any, split: str) -> Images:
     return open_images(source, split, holdout=config.holdout, classes=config.classes, fraction=config.fraction)
 
 
-def median_side(images: Images, sample: int = 64) -> int:
+def median_side(images: Images, config: Config, sample: int = 64) -> int:
     """Median of the shorter side over a few images, for choosing sizes."""
-    sides = []
+    sides, reason = [], ""
     for index in np.unique(np.linspace(0, len(images) - 1, sample).astype(int)):
         try:
-            sides.append(min(decode(images.read(int(index)), channels=3).shape[:2]))
-        except (BrokenImage, OSError):
-            continue
+            image = decode(images.read(int(index)), channels=config.channels, depth=config.depth)
+            sides.append(min(image.shape[:2]))
+        except (BrokenImage, OSError) as error:
+            reason = f"{images.names[int(index)]}: {error}"
     if not sides:
-        raise AntipodeError(f"none of {sample} sampled images of {images.name} can be read.")
+        raise AntipodeError(f"none of the images of {images.name} that were tried can be read. {reason}")
     return int(np.median(sides))
