@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
-from antipode.errors import UsageError
+from antipode.errors import AntipodeError, UsageError
 
 
 def pick_device(name: str) -> torch.device:
@@ -31,3 +34,16 @@ def pick_precision(name: str, device: torch.device) -> str:
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """A small CPU tensor on the device, without making the host wait for what the device still has to do."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+@contextmanager
+def memory_errors(advice: str) -> Iterator[None]:
+    """Running out of memory becomes an error that says what to lower."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        text = str(error)
+        known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not known and "can't allocate memory" not in text and "out of memory" not in text:
+            raise
+        raise AntipodeError(f"out of memory. {advice} ({text.splitlines()[0] if text else 'no details'})") from error

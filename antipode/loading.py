@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from antipode.config.catalogue import NORMALISATIONS
-from antipode.config.resolve import Config, Layer, resolve
+from antipode.config.resolve import Config, Layer, named_normalisation, resolve
 from antipode.errors import AntipodeError, UsageError
 from antipode.methods.build import build_method
 from antipode.methods.contrastive import Encoder
-from antipode.modules.backbones import RESNETS, build_backbone, torchvision_backbone
+from antipode.modules.backbones import build_backbone, timm_backbone, torchvision_backbone
+from antipode.modules.names import CUSTOM, RESNETS
 from antipode.randomness import stream
 from antipode.training.checkpoint import load_checkpoint, part
 from antipode.training.run import Run
@@ -54,10 +54,19 @@ def load(
     A run knows its architecture and its preprocessing; the keywords say them for all the others. features:
     `backbone`, or `embedding` for a run's backbone and head together.
     """
-    plain = preprocess_for(image_size, normalisation("imagenet" if channels == 3 else "half", channels), channels)
+    plain = preprocess_for(image_size, named_normalisation("imagenet" if channels == 3 else "half", channels), channels)
     if isinstance(spec, nn.Module):
+        backbone_only(features, type(spec).__name__)
         return Loaded(spec.eval(), plain, type(spec).__name__)
     name = os.fspath(spec)
+    path = Path(name)
+    if path.is_dir():
+        run = Run.open(path)
+        return from_checkpoint(*run.latest(), name=name, features=features, run=run)
+    tensors = read_weights(path) if path.is_file() else {}
+    if any(key.startswith(BACKBONE) for key in tensors):
+        return from_checkpoint(*load_checkpoint(path), name=name, features=features)
+    backbone_only(features, name)
     if name == "random":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream(seed, "init"))
@@ -66,23 +75,22 @@ def load(
     if name == "pixels":
         unchanged = (0.0,) * channels, (1.0,) * channels
         return Loaded(nn.Flatten(), preprocess_for(image_size, unchanged, channels), "raw pixels", epoch=0, seed=seed)
-    if name.removeprefix("torchvision:") in RESNETS and not Path(name).exists():
+    if name.removeprefix("torchvision:") in RESNETS and not tensors:
         return Loaded(pretrained_torchvision(name.removeprefix("torchvision:")).eval(), plain, name)
-    path = Path(name)
-    if path.is_dir():
-        run = Run.open(path)
-        return from_checkpoint(*run.latest(), name=name, features=features, run=run)
-    if not path.is_file():
+    if not tensors:
         raise UsageError(
-            f"{name!r} is no run, file or known backbone. Allowed: a run's folder, a checkpoint, a file of weights, "
-            "random, pixels, torchvision:NAME."
+            f"{name!r} is no run, file of weights or known backbone. Allowed: a run's folder, a checkpoint, a file of "
+            "weights, random, pixels, torchvision:NAME."
         )
-    tensors = read_weights(path)
-    if any(key.startswith(BACKBONE) for key in tensors):
-        return from_checkpoint(*load_checkpoint(path), name=name, features=features)
     module = build_backbone(backbone, channels=channels, stem=stem)
     fill(module, tensors, name)
     return Loaded(module.eval(), plain, name)
+
+
+def backbone_only(features: str, name: str) -> None:
+    """Only a run knows a head."""
+    if features != "backbone":
+        raise UsageError(f"features: {features!r} is for runs and their checkpoints; {name} has no head.")
 
 
 def from_checkpoint(
@@ -93,7 +101,7 @@ def from_checkpoint(
     run: Run | None = None,
 ) -> Loaded:
     config = resolve(Layer(name, meta["config"])).config
-    if config.backbone == "custom":
+    if config.backbone == CUSTOM:
         raise UsageError(
             f"{name} was trained with a module given from Python, which its checkpoint cannot rebuild. "
             "Build the module and give it to antipode.load_backbone(run, into=module)."
@@ -116,7 +124,10 @@ def load_backbone(run: Spec | Run, *, into: nn.Module | None = None) -> nn.Modul
 
 def load_transform(run: Spec | Run) -> Preprocess:
     """What turns an image into the input of the run's backbone: size, mean, deviation."""
-    return preprocess_of(Run.open(run).config)
+    path = Path(run)
+    if path.is_file():
+        return preprocess_of(resolve(Layer(str(path), load_checkpoint(path)[1]["config"])).config)
+    return preprocess_of(Run.open(path).config)
 
 
 def preprocess_of(config: Config) -> Preprocess:
@@ -131,16 +142,6 @@ def preprocess_for(
     mean, std = statistics
     resize = round(size * 256 / 224) if size > 64 else size
     return Preprocess(size=size, resize=resize, mean=mean, std=std, channels=channels, depth=depth)
-
-
-def normalisation(name: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation by name, for so many channels."""
-    mean, std = NORMALISATIONS[name]
-    if len(mean) == 1:
-        return mean * channels, std * channels
-    if len(mean) != channels:
-        raise UsageError(f"normalise: {name} is for {len(mean)} channels and there are {channels}. Use computed.")
-    return mean, std
 
 
 def pretrained_torchvision(name: str) -> nn.Module:
@@ -189,9 +190,8 @@ def fill(module: nn.Module, tensors: dict[str, Tensor], name: str) -> None:
 def initialise(backbone: nn.Module, init: str) -> None:
     """`--init`: fill a fresh backbone with the weights of a run, a file, torchvision or timm."""
     if init.startswith("timm:"):
-        import timm
-
-        fill(backbone, timm.create_model(init.removeprefix("timm:"), pretrained=True).state_dict(), init)
+        channels = next(backbone.parameters()).shape[1]
+        fill(backbone, timm_backbone(init.removeprefix("timm:"), channels, pretrained=True).state_dict(), init)
     elif init.removeprefix("torchvision:") in RESNETS:
         fill(backbone, pretrained_torchvision(init.removeprefix("torchvision:")).state_dict(), init)
     elif Path(init).is_dir():

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 QUIET_SECONDS = 10.0  # between plain lines
@@ -87,7 +88,7 @@ class Terminal:
         kind = message.partition(":")[0]  # each kind once: a warning repeated a hundred times is not read
         if kind not in self.warned:
             self.warned.add(kind)
-            self.console.print(f"[bold yellow]warning[/] {message}", soft_wrap=True)
+            self.console.print(f"[bold yellow]warning[/] {escape(message)}", soft_wrap=True)
 
     def say(self, message: str) -> None:
         self.console.print(message, soft_wrap=True, markup=False)

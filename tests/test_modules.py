@@ -121,9 +121,9 @@ def test_grouping_replaces_every_batch_norm_and_keeps_names():
     plain = build_backbone(TINY)
     names = list(plain.state_dict())
     count = sum(isinstance(m, nn.BatchNorm2d) for m in plain.modules())
-    grouped = group_batch_norms(plain, 4)
-    assert list(grouped.state_dict()) == names
-    assert sum(isinstance(m, GroupedBatchNorm2d) for m in grouped.modules()) == count
+    assert group_batch_norms(plain, 4) == count > 0
+    assert list(plain.state_dict()) == names
+    assert sum(isinstance(m, GroupedBatchNorm2d) for m in plain.modules()) == count
 
 
 def test_heads_have_the_papers_shapes():

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `antipode methods | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (AntipodeError, KeyboardInterrupt, Exception) as error:
+    except (Exception, KeyboardInterrupt) as error:
         if debug:
             raise
         return complain(error)

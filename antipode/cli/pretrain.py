@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, get_args
 
 from antipode.cli.command import add_command
 
@@ -61,7 +61,8 @@ def given_fields(options: argparse.Namespace) -> dict[str, Any]:
     from antipode.config.resolve import FIELDS
 
     chosen = {name: value for name, value in vars(options).items() if name in FIELDS and value is not None}
-    return {name: None if value == "none" else value for name, value in chosen.items()}
+    optional = {name for name, field in FIELDS.items() if type(None) in get_args(field.annotation)}
+    return {name: None if value == "none" and name in optional else value for name, value in chosen.items()}
 
 
 def run_pretrain(options: argparse.Namespace) -> None:
@@ -88,6 +89,7 @@ def run_pretrain(options: argparse.Namespace) -> None:
 def print_plan(prepared: Any, everything: bool) -> None:
     """What will be run, and where each setting comes from."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from antipode.config.resolve import as_table
@@ -97,7 +99,7 @@ def print_plan(prepared: Any, everything: bool) -> None:
         table.add_column(heading, overflow="fold")
     for name, value, origin in as_table(prepared.resolved):
         if everything or origin != "default":
-            table.add_row(name, value, origin)
+            table.add_row(name, escape(value), escape(origin))
     plan = prepared.plan
     console = Console(highlight=False)
     console.print(table)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -140,7 +140,12 @@ class ContrastiveConfig(
     """A contrastive run, in full."""
 
     @model_validator(mode="after")
-    def consistent(self) -> ContrastiveConfig:
+    def consistent(self, info: ValidationInfo) -> ContrastiveConfig:
+        """What must hold between fields. With the context "provisional" sizes are still to come."""
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("nesterov: it needs a momentum greater than 0")
+        if info.context == "provisional":
+            return self
         if self.batch_size < 2 * self.bn_groups:
             raise ValueError(
                 f"bn_groups: given {self.bn_groups} for a batch_size of {self.batch_size}; "

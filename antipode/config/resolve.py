@@ -20,6 +20,7 @@ from antipode.config.catalogue import METHODS, NORMALISATIONS, RECIPES, Patch
 from antipode.config.fields import ContrastiveConfig
 from antipode.config.sizing import Facts, sized
 from antipode.errors import UsageError, nearest
+from antipode.modules.names import check_backbone
 from antipode.views.policies import POLICIES, Policy
 
 Config = ContrastiveConfig
@@ -102,7 +103,11 @@ def explain(error: ValidationError) -> str:
 
 
 def resolve(given: Layer, *, file: Layer | None = None, facts: Facts | None = None) -> Resolved:
-    """The whole configuration of a run. `facts` size a run whose data has no recipe."""
+    """The whole configuration of a run.
+
+    `facts` size a run whose data has no recipe. Before they are known its sizes are provisional, and what must hold
+    between sizes is not yet checked.
+    """
     user = [layer for layer in (file, given) if layer is not None]
     named, _ = merge(user)
     for field in ("method", "data"):
@@ -116,18 +121,46 @@ def resolve(given: Layer, *, file: Layer | None = None, facts: Facts | None = No
         check_name("recipe", recipe, RECIPES)
         patches = RECIPES[recipe]
         layers.append(Layer(f"recipe {recipe}", {**patches["*"], **patches.get(method, {}), "recipe": recipe}))
-    elif facts is not None:
-        origin = f"sized for {facts.count:,} images of {facts.side} pixels on {'CUDA' if facts.cuda else 'a CPU'}"
-        layers.append(Layer(origin, sized(facts, METHODS[method].patch["views"])))
     values, origins = merge([*layers, *user])
+    config = validate(values, provisional=recipe is None)
+    if recipe is None and facts is not None:
+        origin = f"sized for {facts.count:,} images of {facts.side} pixels on {'CUDA' if facts.cuda else 'a CPU'}"
+        sizes = sized(facts, METHODS[method].patch["views"], {name: getattr(config, name) for name in named})
+        values, origins = merge([*layers, Layer(origin, sizes), *user])
+        config = validate(values)
+    return Resolved(config, {name: origins.get(name, "default") for name in FIELDS})
+
+
+def validate(values: dict[str, Any], provisional: bool = False) -> Config:
+    """A configuration, or all that is wrong with it."""
     try:
-        config = Config(**values)
+        config = Config.model_validate(values, context="provisional" if provisional else None)
     except ValidationError as error:
         raise UsageError(explain(error)) from None
     check_name("views", config.views, [*POLICIES, "custom"])
     check_name("normalise", config.normalise, ["computed", *NORMALISATIONS])
+    check_backbone(config.backbone)
+    normalisation(config)
     policy(config)  # its ranges are checked here, before anything starts
-    return Resolved(config, {name: origins.get(name, "default") for name in FIELDS})
+    return config
+
+
+def normalisation(config: Config) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and deviation that are given or named; None where they are to be computed."""
+    if config.mean is not None and config.std is not None:
+        return config.mean, config.std
+    if config.normalise == "computed":
+        return None
+    return named_normalisation(config.normalise, config.channels)
+
+
+def named_normalisation(name: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    mean, std = NORMALISATIONS[name]
+    if len(mean) == 1:
+        return mean * channels, std * channels
+    if len(mean) != channels:
+        raise UsageError(f"normalise: {name} is for {len(mean)} channels and there are {channels}. Use computed.")
+    return mean, std
 
 
 def policy(config: Config) -> Policy:

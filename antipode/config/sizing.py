@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from antipode.config.catalogue import Patch
 
@@ -24,8 +26,8 @@ def power_of_two(value: float, low: int, high: int) -> int:
     return size
 
 
-def sized(facts: Facts, views: str) -> Patch:
-    """500 photos and 5 million must both work: every size follows from the facts.
+def sized(facts: Facts, views: str, given: Mapping[str, Any]) -> Patch:
+    """500 photos and 5 million must both work: every size follows from the facts, and from the sizes given.
 
     - The view is as large as the images allow; on a CPU at most 96.
     - An epoch has at least 8 steps, and the queue at most half of the images (a queue larger than the data
@@ -34,17 +36,20 @@ def sized(facts: Facts, views: str) -> Patch:
       run is held to about 200,000 images.
     - The slow copy of a short run must be quicker, or it never leaves its starting point.
     """
+    count = facts.count
     limit = 224 if facts.cuda else 96
-    image_size = next((size for size in (224, 128, 96, 64) if facts.side >= size and size <= limit), 32)
+    fitting = next((size for size in (224, 128, 96, 64) if facts.side >= size and size <= limit), 32)
+    image_size = given.get("image_size", fitting)
     small = image_size <= 64
     if facts.cuda:
-        backbone = "resnet50" if facts.count >= 50_000 and not small else "resnet18"
-        epochs = next((e for n, e in ((2_000, 800), (20_000, 400), (500_000, 200)) if facts.count < n), 100)
+        backbone = "resnet50" if count >= 50_000 and not small else "resnet18"
+        epochs = next((e for n, e in ((2_000, 800), (20_000, 400), (500_000, 200)) if count < n), 100)
     else:
         backbone = "resnet-tiny" if small else "resnet18"
-        epochs = max(5, min(200, 200_000 // facts.count))
-    batch_size = power_of_two(facts.count / 8, 2, 256 if facts.cuda else 128)
-    steps = epochs * (facts.count // batch_size)
+        epochs = max(5, min(200, 200_000 // count))
+    epochs = given.get("epochs", epochs)
+    batch_size = given.get("batch_size", power_of_two(count / 8, 2, 256 if facts.cuda else 128))
+    steps = epochs * (count // batch_size)
     return {
         "image_size": image_size,
         "backbone": backbone,
@@ -52,8 +57,8 @@ def sized(facts: Facts, views: str) -> Patch:
         "views": f"{views}-small" if small else views,
         "epochs": epochs,
         "batch_size": batch_size,
-        "queue_size": power_of_two(facts.count / 2, batch_size, 65536),
+        "queue_size": power_of_two(count / 2, min(batch_size, 65536), 65536),
         "bn_groups": max(1, batch_size // 32),
         "key_momentum": 0.99 if steps < 50_000 else 0.999,
-        "log_every": max(1, min(50, facts.count // batch_size)),
+        "log_every": max(1, min(50, count // batch_size)),
     }

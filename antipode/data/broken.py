@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Mapping
 
 from antipode.errors import AntipodeError
 
@@ -40,3 +41,12 @@ class BrokenImages:
             f"{self.data}: {len(reasons)} broken images found, where at most {self.allowed} of {self.total} may be:\n"
             f"{first}\nMend or remove them, or allow a larger share with --max-broken (max_broken)."
         )
+
+
+def describe(broken: Mapping[str, str]) -> list[str]:
+    """Lines that name the broken images, name -> reason, and why; none where there are none."""
+    if not broken:
+        return []
+    few = [f"  {name}: {reason}" for name, reason in list(broken.items())[:10]]
+    more = [f"  and {len(broken) - 10} more"] if len(broken) > 10 else []
+    return [f"{len(broken)} images could not be read and were skipped:", *few, *more]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from antipode.errors import UsageError
 from antipode.modules.norms import group_batch_norms
 from antipode.modules.queue import KeyQueue
 from antipode.modules.slow_copy import follow, slow_copy
@@ -66,8 +67,10 @@ class MoCo(nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if bn_groups > 1:
-            group_batch_norms(encoder, bn_groups)
+        if bn_groups > 1 and not group_batch_norms(encoder, bn_groups):
+            raise UsageError(
+                f"bn_groups: given {bn_groups}, but the backbone has no BatchNorm2d to group. Use --bn-groups 1."
+            )
         self.online = encoder
         self.slow = slow_copy(self.online)
         self.queue = KeyQueue(queue_size, dim, generator=generator)
@@ -115,10 +118,11 @@ class MoCo(nn.Module):
 
     @torch.no_grad()
     def health(self, query: Tensor, key: Tensor) -> dict[str, Tensor]:
-        """Label-free signs of health, on a few queries."""
+        """Label-free signs of health, on a few queries; scores in float32, as in the loss."""
         query, key = query[:HEALTH_QUERIES], key[:HEALTH_QUERIES]
-        positive = (query * key).sum(dim=1)
-        negative = query @ self.queue.keys.T
+        with torch.autocast(query.device.type, enabled=False):
+            positive = (query * key).sum(dim=1)
+            negative = query @ self.queue.keys.T
         return {
             "positive_similarity": positive.mean(),
             "negative_similarity": negative.mean(),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable
 
 import torch
@@ -10,10 +12,8 @@ from torch import Tensor, nn
 from torchvision.models import resnet as torchvision_resnet
 from torchvision.models.resnet import BasicBlock
 
-from antipode.errors import UsageError
-
-RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2")
-TINY = "resnet-tiny"
+from antipode.errors import AntipodeError, UsageError
+from antipode.modules.names import RESNETS, TINY, check_backbone
 
 
 class TinyResNet(nn.Module):
@@ -57,32 +57,34 @@ def build_backbone(name: str, *, channels: int = 3, stem: str = "imagenet") -> n
 
     `package:function` is imported and called without arguments; what it returns must map images to features.
     """
+    check_backbone(name)
     if name == TINY:
         return TinyResNet(channels)
     if name in RESNETS:
         return torchvision_backbone(name, channels, stem)
     if name.startswith("timm:"):
         return timm_backbone(name.removeprefix("timm:"), channels)
-    if ":" in name:
-        return imported(name)()
-    raise UsageError(
-        f"backbone: {name!r} is not known. Allowed: {', '.join((TINY, *RESNETS))}, timm:NAME, package:function."
-    )
+    return imported(name)()
 
 
-def timm_backbone(name: str, channels: int) -> nn.Module:
+def timm_backbone(name: str, channels: int, pretrained: bool = False) -> nn.Module:
     try:
         import timm
     except ImportError as error:
-        raise UsageError("backbone: timm is not installed. Install it with: pip install 'antipode[timm]'") from error
+        raise UsageError(f"timm:{name} needs timm. Install it with: pip install 'antipode[timm]'") from error
     try:
-        return timm.create_model(name, pretrained=False, num_classes=0, in_chans=channels)
+        return timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=channels)
     except RuntimeError as error:
-        raise UsageError(f"backbone: timm knows no model {name!r}: {error}") from error
+        raise UsageError(f"timm knows no model {name!r}: {error}") from error
+    except OSError as error:
+        raise AntipodeError(f"the weights of timm's {name} cannot be had: {error}") from error
 
 
 def imported(name: str) -> Callable[[], nn.Module]:
+    """The function package:function, also where the package lies in the working folder."""
     module_name, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:

@@ -66,13 +66,18 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
         self.running_var.lerp_(variances.mean(0), self.momentum)
 
 
-def group_batch_norms(module: nn.Module, groups: int) -> nn.Module:
-    """Replace every BatchNorm2d inside by a grouped one with the same parameters and buffers, in place."""
+def group_batch_norms(module: nn.Module, groups: int) -> int:
+    """Replace every BatchNorm2d inside by a grouped one with the same parameters and buffers, in place.
+
+    Returns how many there were. Relatives of BatchNorm2d, and those without parameters or statistics, stay.
+    """
+    replaced = 0
     for name, child in module.named_children():
-        if type(child) is nn.BatchNorm2d:
+        if type(child) is nn.BatchNorm2d and child.affine and child.track_running_stats:
             grouped = GroupedBatchNorm2d(child.num_features, groups, child.eps, child.momentum or 0.1)
             grouped.load_state_dict(child.state_dict())
             setattr(module, name, grouped)
+            replaced += 1
         else:
-            group_batch_norms(child, groups)
-    return module
+            replaced += group_batch_norms(child, groups)
+    return replaced

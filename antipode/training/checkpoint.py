@@ -6,9 +6,6 @@ A checkpoint is written to a temporary name, flushed to the disk and renamed, so
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from antipode.errors import AntipodeError
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path that becomes `path` if the block succeeds, and vanishes if it fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text)
+from antipode.files import replacing
 
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
@@ -73,11 +48,14 @@ def training_state(method: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
 def restore_training_state(method: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     """The inverse of training_state; the optimiser must hold the trainable parameters in their order."""
     method.load_state_dict(part(tensors, "method."))
-    names = [name for name, parameter in method.named_parameters() if parameter.requires_grad]
+    parameters = {name: parameter for name, parameter in method.named_parameters() if parameter.requires_grad}
+    places = {name: place for place, name in enumerate(parameters)}
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in part(tensors, "optimizer.").items():
-        parameter, _, slot = name.rpartition(".")
-        state.setdefault(names.index(parameter), {})[slot] = tensor
+        owner, _, slot = name.rpartition(".")
+        if tensor.shape == parameters[owner].shape:  # fused optimisers want the layout of their parameter
+            tensor = torch.empty_like(parameters[owner]).copy_(tensor)
+        state.setdefault(places[owner], {})[slot] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

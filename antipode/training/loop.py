@@ -76,9 +76,11 @@ class Training:
         plan: Plan,
         device: torch.device,
         precision: str,
+        data: dict[str, Any],
         record: bool = False,
     ) -> None:
-        """record: replay the step as a CUDA graph."""
+        """data: what tells the images from others, for a resume; record: replay the step as a CUDA graph."""
+        self.data = data
         self.run = run
         self.config = config
         self.method = method
@@ -91,7 +93,7 @@ class Training:
         self.record = record
         self.meter = Meter()
         self.step = 0  # steps done
-        self.saved_at = time.monotonic()
+        self.saved_at, self.saved_step = time.monotonic(), 0
 
     @property
     def epoch(self) -> int:
@@ -105,20 +107,35 @@ class Training:
     def resume(self) -> None:
         """Take up the latest checkpoint."""
         tensors, meta = self.run.latest()
+        if meta["data"] != self.data:
+            raise UsageError(
+                f"data: the run was trained on {meta['data']['images']:,} images, and these are other ones "
+                f"({self.data['images']:,}). A resumed run needs the same images under the same names."
+            )
         restore_training_state(self.method, self.optimizer, tensors)
         self.meter.restore(part(tensors, "meter."), meta["meter_steps"])
         self.meter.sums = {name: value.to(self.device) for name, value in self.meter.sums.items()}
-        self.step = meta["step"]
+        self.step = self.saved_step = meta["step"]
 
     def save(self) -> None:
+        """Write a checkpoint, but never one of weights that are lost."""
+        if self.step == self.saved_step:
+            return
         sums, steps = self.meter.state()
+        if steps:
+            check_finite(float(sums["loss"]), self.step, self.run.last_good())
         tensors = training_state(self.method, self.optimizer)
         tensors |= {f"meter.{name}": value for name, value in sums.items()}
-        meta = {"epoch": self.epoch, "meter_steps": steps, "config": self.config.model_dump(mode="json")}
+        meta = {
+            "epoch": self.epoch,
+            "meter_steps": steps,
+            "data": self.data,
+            "config": self.config.model_dump(mode="json"),
+        }
         self.run.save(self.step, tensors, meta)
         per_epoch = self.plan.steps_per_epoch
         self.run.prune(self.config.keep_last, {epoch * per_epoch for epoch in self.config.keep_epochs})
-        self.saved_at = time.monotonic()
+        self.saved_at, self.saved_step = time.monotonic(), self.step
 
     def train(
         self,
@@ -179,11 +196,14 @@ class Training:
         record |= {name: round(value, 6) for name, value in self.meter.read().items()}
         record["log_k"] = round(self.method.chance_loss, 6)
         record["lr"] = self.learning_rate(self.step - 1)
-        check_finite(record, self.run.last_good())
+        check_finite(record["loss"], self.step, self.run.last_good())
         record |= {name: round(value, 6) for name, value in spread(step.embedding).items()}
         every = self.config.knn_every
         if online is not None and every and self.epoch_is_over and self.epoch % every == 0:
-            record |= online()
+            try:
+                record |= online()
+            except AntipodeError as error:  # a run must not die of being looked at
+                listener.warn(f"online k-NN failed: {error}")
         log.write(record)
         listener.line(record)
         for warning in warnings(record):

@@ -44,7 +44,8 @@ def custom_views(config: Config, count: int, view: CustomView) -> MakeViews:
         with torch.random.fork_rng(devices=[]):
             for which in range(count):
                 torch.manual_seed(stream(config.seed, purpose, number, which))
-                batches.append(torch.stack([view(image) for image in images]).to(canvas.device))
+                # Each call gets a copy of its own: what it does to it must not reach the data.
+                batches.append(torch.stack([view(image.clone()) for image in images]).to(canvas.device))
         return batches
 
     return make

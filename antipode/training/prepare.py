@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 
 from antipode.config.fields import FIELDS_FREE_ON_RESUME
-from antipode.config.resolve import Config, Layer, Resolved, resolve
+from antipode.config.resolve import Config, Layer, Resolved, normalisation, resolve
 from antipode.config.sizing import Facts
 from antipode.data.decode import BrokenImage, decode
 from antipode.data.images import Images
@@ -20,7 +22,7 @@ from antipode.data.source import open_images
 from antipode.devices import pick_device, pick_precision
 from antipode.errors import AntipodeError, UsageError
 from antipode.evaluation.features import extract
-from antipode.loading import normalisation, preprocess_of
+from antipode.loading import preprocess_of
 from antipode.methods.contrastive import MoCo
 from antipode.training.loop import Plan
 from antipode.training.run import Run
@@ -68,20 +70,26 @@ class Prepared:
         )
 
     def held_out(self) -> Images | None:
-        """The images that training never sees, if there are any."""
+        """The images that training never sees; None where none were held out."""
         try:
             return open_split(self.config, self.source, "val")
         except UsageError:
-            return None
+            if self.config.holdout == 0:
+                return None
+            raise
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells these images from others: their number and a hash of their names in order."""
+        names = hashlib.blake2b("\n".join(self.images.names).encode(errors="surrogateescape"), digest_size=16)
+        return {"images": len(self.images), "names": names.hexdigest()}
 
     def settle_statistics(self, loader: Loader) -> None:
         """Fill in mean and deviation, by name or computed from the images."""
         config = self.config
         if config.mean is not None:
             return
-        computed = config.normalise == "computed"
-        mean, std = channel_statistics(loader) if computed else normalisation(config.normalise, config.channels)
-        found = {"mean": [round(m, 4) for m in mean], "std": [round(s, 4) for s in std]}
+        mean, std = normalisation(config) or channel_statistics(loader)
+        found = {"mean": [float(f"{m:.6g}") for m in mean], "std": [float(f"{s:.6g}") for s in std]}
         origins = self.resolved.origins | dict.fromkeys(found, f"normalise {config.normalise}")
         settled = resolve(Layer("settled", config.model_dump(mode="json") | found)).config
         self.resolved = Resolved(settled, origins)
@@ -94,6 +102,7 @@ def prepare(run: Run, given: Layer, file: Layer | None, resume: bool, source: An
         raise UsageError(f"out: {run.path} exists already. Use --resume to continue it, or another --out.")
     # Wrong fields are told before any data is read.
     resolved = continued(Run.open(run.path), given, file) if exists else resolve(given, file=file)
+    check_writable(run)
     source = resolved.config.data if source is None else source
     if isinstance(source, str) and source == "custom":
         raise UsageError("data: this run was trained on data given from Python: give the same data again.")
@@ -105,6 +114,13 @@ def prepare(run: Run, given: Layer, file: Layer | None, resume: bool, source: An
     config = resolved.config
     plan = Plan(len(images), config.batch_size, config.epochs, config.seed)
     return Prepared(resolved, images, source, exists, device, pick_precision(config.precision, device), plan)
+
+
+def check_writable(run: Run) -> None:
+    """A folder that cannot be written is told before hours of work, not after."""
+    place = next(folder for folder in (run.path, *run.path.absolute().parents) if folder.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise UsageError(f"out: {run.path} cannot be written: {place} is no folder that may be written to.")
 
 
 def continued(run: Run, given: Layer, file: Layer | None) -> Resolved:

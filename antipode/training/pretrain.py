@@ -5,26 +5,28 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from antipode.config.resolve import Config, Layer, read_file
-from antipode.data.loader import Loader
+from antipode.config.resolve import Layer, read_file
+from antipode.data.broken import describe
+from antipode.devices import memory_errors as out_of_memory
 from antipode.errors import AntipodeError
 from antipode.loading import initialise
 from antipode.methods.build import build_method
 from antipode.methods.contrastive import MoCo
-from antipode.modules.backbones import RESNETS, TINY
+from antipode.modules.names import RESNETS, TINY
 from antipode.terminal import Terminal, bars
 from antipode.training.loop import Training
 from antipode.training.make_views import CustomView, make_views_of
 from antipode.training.prepare import Prepared, prepare
 from antipode.training.run import Run
-from antipode.training.summary import online_knn, summarise
+from antipode.training.summary import OnlineKNN, summarise
 
 STEPS_THAT_PAY = 4000  # compiling costs a minute or two and saves about a third of a step
 
@@ -51,8 +53,9 @@ def pretrain(
     may_be_objects = {name: given[name] for name in ("data", "backbone", "views") if name in given}
     objects = {name: value for name, value in may_be_objects.items() if not isinstance(value, str | os.PathLike)}
     given |= dict.fromkeys(objects, "custom")
-    if "data" in given:
-        given["data"] = os.fspath(given["data"])
+    for name in ("data", "init"):
+        if isinstance(given.get(name), os.PathLike):
+            given[name] = os.fspath(given[name])
     file = Layer(f"file {config}", read_file(config)) if config is not None else None
     run = Run(Path(out))
     prepared = prepare(run, Layer("given", given), file, resume, objects.get("data"))
@@ -60,30 +63,41 @@ def pretrain(
 
 
 def train(prepared: Prepared, run: Run, backbone: nn.Module | None = None, views: CustomView | None = None) -> Run:
-    """Everything from the open data to the last word of the run."""
-    with friendly_memory_errors(prepared.config):
+    """Everything from the open data to the last word of the run. What can be refused is refused before it is read."""
+    with memory_errors(prepared):
+        method = build(prepared, run, backbone)
+        online = OnlineKNN(prepared) if prepared.config.knn_every else None
         with bars() as progress:
             loader = prepared.loader(prepared.images, progress("reading images", len(prepared.images)))
         prepared.settle_statistics(loader)
         config = prepared.config
-        method = build(prepared, run, backbone)
-        run.create(prepared.resolved, resumes=prepared.resumes)
         fast = choose_speed(prepared, custom=backbone is not None)
-        training = Training(run, config, method, prepared.plan, prepared.device, prepared.precision, fast.record)
+        training = Training(
+            run, config, method, prepared.plan, prepared.device, prepared.precision, prepared.fingerprint(), fast.record
+        )
         terminal = Terminal(prepared.plan.steps, config.epochs)
         if run.checkpoints():
             training.resume()
             terminal.say(f"resuming after step {training.step} of {prepared.plan.steps}")
+            if training.step == prepared.plan.steps:
+                terminal.say(f"{run.path} is finished; --epochs continues it for longer.")
+                return run
+        run.create(prepared.resolved, resumes=prepared.resumes)
         if fast.compile:
             method.online.compile(dynamic=False)
             method.slow.compile(dynamic=False)
             terminal.say("compiling: the first step takes a minute or two")
         make_views = make_views_of(config, method.views, views, compiled=fast.compile and loader.resident)
-        online = online_knn(prepared, loader, method) if config.knn_every else None
         with terminal, stop_on_signals() as should_stop:
-            training.train(loader, make_views, terminal, should_stop, online)
-        for line in [*broken_images(loader), *summarise(run, prepared, method, make_views)]:
+            look = None if online is None else partial(online.measure, loader, method)
+            training.train(loader, make_views, terminal, should_stop, look)
+        for line in describe(loader.broken):
             terminal.say(line)
+        try:
+            for line in summarise(run, prepared, method, make_views):
+                terminal.say(line)
+        except (AntipodeError, OSError) as error:  # the run itself is whole
+            terminal.warn(f"summary: it could not be made: {error}")
     return run
 
 
@@ -112,15 +126,6 @@ def build(prepared: Prepared, run: Run, backbone: nn.Module | None) -> MoCo:
     return method.to(device=prepared.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
-def broken_images(loader: Loader) -> list[str]:
-    broken = loader.broken
-    if not broken:
-        return []
-    few = [f"  {name}: {reason}" for name, reason in list(broken.items())[:10]]
-    more = [f"  and {len(broken) - 10} more"] if len(broken) > 10 else []
-    return [f"{len(broken)} images could not be read and were skipped:", *few, *more]
-
-
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
     """SIGTERM and Ctrl-C ask the loop to save and stop; a second Ctrl-C interrupts at once."""
@@ -143,17 +148,10 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-@contextmanager
-def friendly_memory_errors(config: Config) -> Iterator[None]:
-    try:
-        yield
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        text = str(error)
-        known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not known and "can't allocate memory" not in text and "out of memory" not in text:
-            raise
-        raise AntipodeError(
-            f"out of memory. Lower --batch-size (now {config.batch_size}), --image-size (now {config.image_size}) or "
-            f"--queue-size (now {config.queue_size}), or use a smaller --backbone (now {config.backbone}); "
-            f"with --resident false the images stay on the disk. ({text.splitlines()[0] if text else 'no details'})"
-        ) from error
+def memory_errors(prepared: Prepared) -> AbstractContextManager[None]:
+    config = prepared.config
+    return out_of_memory(
+        f"Lower --batch-size (now {config.batch_size}), --image-size (now {config.image_size}) or --queue-size (now "
+        f"{config.queue_size}), or use a smaller --backbone (now {config.backbone}); with --resident false the images "
+        "stay on the disk."
+    )

@@ -14,8 +14,10 @@ import json
 import os
 import platform
 import re
+import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +30,10 @@ from torch import Tensor
 import antipode
 from antipode.config.resolve import Config, Layer, Resolved, resolve
 from antipode.errors import AntipodeError, UsageError
-from antipode.training.checkpoint import load_checkpoint, save_checkpoint, write_text
+from antipode.files import write_text
+from antipode.training.checkpoint import load_checkpoint, save_checkpoint
 
+LEFTOVER = ".*.tmp"  # of a process that was killed while writing
 CHECKPOINT = re.compile(r"step-(\d+)\.safetensors")
 
 
@@ -68,9 +72,11 @@ class Run:
         return resolve(Layer(str(self.config_file), values)).config
 
     def exists(self) -> bool:
-        """Whether something is there already. An empty folder is nothing."""
+        """Whether something is there already. An empty folder is nothing, and neither is what a kill left half."""
         try:
-            return self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+            if not self.path.is_dir():
+                return self.path.exists()
+            return any(not fnmatch(entry.name, LEFTOVER) for entry in self.path.iterdir())
         except OSError as error:
             raise UsageError(f"out: {self.path} cannot be used: {error.strerror}.") from error
 
@@ -78,6 +84,7 @@ class Run:
         """Make the folder and write down what is about to happen. A resumed run keeps its first account."""
         about = {
             "antipode": antipode.__version__,
+            "commit": commit(),
             "python": platform.python_version(),
             "torch": torch.__version__,
             "torchvision": torchvision.__version__,
@@ -90,10 +97,13 @@ class Run:
             "origins": resolved.origins,
         }
         try:
-            self.checkpoints_folder.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
+            for leftover in [*self.path.glob(LEFTOVER), *self.checkpoints_folder.glob(LEFTOVER)]:
+                leftover.unlink()
+            self.write_config(resolved.config)  # first: a folder with it can be resumed
             if not resumes:
                 write_text(self.path / "run.json", json.dumps(about, indent=2) + "\n")
-            self.write_config(resolved.config)
+            self.checkpoints_folder.mkdir(exist_ok=True)
         except OSError as error:
             raise UsageError(f"out: {self.path} cannot be written: {error.strerror}.") from error
 
@@ -123,7 +133,8 @@ class Run:
         except Exception as error:
             # safetensors reports a full disk as its own error; whatever failed, the user must hear what is left.
             raise AntipodeError(
-                f"the checkpoint {path} cannot be written: {error}. {self.last_good()} Make room, then use --resume."
+                f"the checkpoint {path} cannot be written: {error}. {self.last_good()} If the disk is full, make room "
+                "and use --resume."
             ) from error
 
     def last_good(self) -> str:
@@ -145,3 +156,15 @@ class Run:
 
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def commit() -> str | None:
+    """The commit of antipode itself, where it runs from a checkout."""
+    checkout = Path(antipode.__file__).parents[1]
+    if not (checkout / ".git").exists():
+        return None
+    try:
+        asked = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return asked.stdout.strip() or None

@@ -35,8 +35,14 @@ def build_optimizer(config: Config, method: nn.Module) -> torch.optim.Optimizer:
             weight_decay=config.weight_decay,
             **how,
         )
-    betas = (config.momentum, 0.999)
-    return torch.optim.AdamW(parameters, lr=rate, betas=betas, weight_decay=config.weight_decay, **how)
+    return torch.optim.AdamW(
+        parameters,
+        lr=rate,
+        betas=(config.momentum, 0.999),
+        weight_decay=config.weight_decay,
+        capturable=on_cuda,
+        **how,
+    )
 
 
 class PlainStep:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,42 +28,38 @@ def evenly(count: int, limit: int) -> Tensor:
     return torch.linspace(0, count - 1, min(count, limit), dtype=torch.float64).round().long().unique()
 
 
-def online_knn(prepared: Prepared, loader: Loader, method: MoCo) -> Callable[[], dict[str, float]]:
+class OnlineKNN:
     """k-NN of the backbone as it is now: training images vote on held-out ones."""
-    held_out = prepared.held_out()
-    if held_out is None or held_out.labels is None or prepared.images.labels is None:
-        raise UsageError("knn_every: online k-NN needs labelled training and held-out images; this data has none.")
-    test_loader = prepared.loader(held_out)
-    bank, queries = evenly(len(loader), BANK_IMAGES), evenly(len(held_out), HELD_OUT_IMAGES)
-    bank_labels, truth = prepared.images.labels[bank.numpy()], held_out.labels[queries.numpy()]
 
-    def measure() -> dict[str, float]:
-        known, asked = (
-            prepared.features(method, loader, bank),
-            prepared.features(method, test_loader, queries),
-        )
+    def __init__(self, prepared: Prepared) -> None:
+        held_out, images = prepared.held_out(), prepared.images
+        if held_out is None or held_out.labels is None or images.labels is None:
+            raise UsageError("knn_every: online k-NN needs labelled training and held-out images; this data has none.")
+        self.prepared = prepared
+        self.bank, self.bank_labels = evenly(len(images), BANK_IMAGES), images.labels
+        queries = evenly(len(held_out), HELD_OUT_IMAGES).numpy()
+        self.queries = held_out.subset(queries)
+        self.truth = held_out.labels[queries]
+        self.query_loader: Loader | None = None
+
+    def measure(self, loader: Loader, method: MoCo) -> dict[str, float]:
+        """loader: of the training images."""
+        self.query_loader = self.query_loader or self.prepared.loader(self.queries)
+        known = self.prepared.features(method, loader, self.bank)
+        asked = self.prepared.features(method, self.query_loader, torch.arange(len(self.queries)))
         rows, asked_rows = usable_rows(known), usable_rows(asked)
+        labels, truth = self.bank_labels[self.bank[rows].numpy()], self.truth[asked_rows.numpy()]
         k = min(ONLINE_K, len(rows))
-        found = knn(
-            known[rows],
-            bank_labels[rows],
-            asked[asked_rows],
-            truth[asked_rows],
-            k=[k],
-            device=prepared.device,
-        )
-        return {"knn": found[k]}
-
-    return measure
+        return {"knn": knn(known[rows], labels, asked[asked_rows], truth, k=[k], device=self.prepared.device)[k]}
 
 
 @torch.no_grad()
-def label_free(method: MoCo, loader: Loader, indices: Tensor, make_views: MakeViews) -> dict[str, float]:
+def label_free(method: MoCo, loader: Loader, make_views: MakeViews) -> dict[str, float]:
     """Alignment and uniformity of two fresh views of held-out images, the backbone's effective rank, and how
     often a view's nearest neighbour among all the others' is the other view of its own image."""
     views: list[list[Tensor]] = [[], []]
     method.eval()
-    for number, (_, canvas) in enumerate(loader.batches(indices.split(256))):
+    for number, (_, canvas) in enumerate(loader.batches(torch.arange(len(loader)).split(256))):
         for features, view in zip(views, make_views(canvas, "held-out", number)[:2], strict=True):
             features.append(method.backbone(view).float().cpu())
     method.train()
@@ -81,33 +76,31 @@ def label_free(method: MoCo, loader: Loader, indices: Tensor, make_views: MakeVi
 def summarise(run: Run, prepared: Prepared, method: MoCo, make_views: MakeViews) -> list[str]:
     """Write the label-free results and the neighbours of the run, and say them in words."""
     config = prepared.config
-    images = prepared.held_out()
-    seen = images is None
-    images = images if images is not None else prepared.images
-    loader = prepared.loader(images)
-    indices = evenly(len(images), HELD_OUT_IMAGES)
-    if len(indices) < 3:
+    held_out = prepared.held_out()
+    images = prepared.images if held_out is None else held_out
+    images = images.subset(evenly(len(images), HELD_OUT_IMAGES).numpy())
+    if len(images) < 3:
         return [f"done: {run.path}"]
-    value = label_free(method, loader, indices, make_views)
+    loader = prepared.loader(images)
+    value = label_free(method, loader, make_views)
     result: dict[str, Any] = {
         "protocol": "label-free",
         "data": config.data,
         "value": value,
         "epoch": config.epochs,
         "seed": config.seed,
-        "images": {"training" if seen else "held out": len(indices)},
+        "images": {"training" if held_out is None else "held out": len(images)},
     }
     run.add_result(result)
-    part = images.subset(indices.numpy())
-    part_loader = prepared.loader(part)
-    features = prepared.features(method, part_loader, torch.arange(len(part)))
-    neighbour_sheet(part_loader, features, part.names).save(run.path / "neighbours.png")
-    which = "training images (none were held out)" if seen else "held-out images"
+    features = prepared.features(method, loader, torch.arange(len(images)))
+    neighbour_sheet(loader, features, images.names).save(run.path / "neighbours.png")
+    which = "training images (none were held out)" if held_out is None else "held-out images"
+    judged = f"With labels: antipode evaluate {run.path} --protocol knn --data {config.data}"
     return [
-        f"On {len(indices):,} {which}, without labels:",
-        f"  a view finds the other view of its image: {value['retrieval']:.1f} % (chance {100 / len(indices):.1f} %)",
+        f"On {len(images):,} {which}, without labels:",
+        f"  a view finds the other view of its image: {value['retrieval']:.1f} % (chance {100 / len(images):.1f} %)",
         f"  alignment {value['alignment']:.3f} (0: views agree), uniformity {value['uniformity']:.2f} "
         f"(lower: more even), effective rank {value['effective_rank']:.0f}",
         f"  neighbours to look at: {run.path / 'neighbours.png'}",
-        f"With labels: antipode evaluate {run.path} --protocol knn --data {config.data}",
+        *([judged] if images.labels is not None else []),
     ]

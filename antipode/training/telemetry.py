@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from antipode.errors import AntipodeError
+from antipode.files import write_text
 from antipode.objectives.geometry import effective_rank, feature_deviation
 
 STARVING = 0.3  # share of the time spent waiting for data
@@ -25,16 +26,7 @@ SETTLING_STEPS = 50  # a fresh network looks collapsed
 
 
 class Listener(Protocol):
-    """Who shows progress: the terminal, or nobody."""
-
-    def line(self, record: dict[str, Any]) -> None: ...
-    def advance(self, step: int) -> None: ...
-    def warn(self, message: str) -> None: ...
-    def say(self, message: str) -> None: ...
-
-
-class Silent:
-    """Shows nothing."""
+    """Who shows progress: the terminal."""
 
     def line(self, record: dict[str, Any]) -> None: ...
     def advance(self, step: int) -> None: ...
@@ -80,9 +72,11 @@ class Log:
 
     def __init__(self, metrics: Path, events: Path | None, from_step: int) -> None:
         kept = [line for line in read_metrics(metrics) if line["step"] <= from_step]
-        text = "".join(json.dumps(line) + "\n" for line in kept)
-        metrics.write_text(text)
-        self.file = open(metrics, "a", buffering=1)  # noqa: SIM115
+        try:
+            write_text(metrics, "".join(json.dumps(line) + "\n" for line in kept))
+            self.file = open(metrics, "a", buffering=1)  # noqa: SIM115
+        except OSError as error:
+            raise AntipodeError(f"{metrics} cannot be written: {error.strerror}.") from error
         self.writer = None
         if events is not None:
             from torch.utils.tensorboard import SummaryWriter
@@ -124,12 +118,12 @@ def spread(embedding: Tensor) -> dict[str, float]:
     }
 
 
-def check_finite(record: dict[str, Any], last_good: str) -> None:
+def check_finite(loss: float, step: int, last_good: str) -> None:
     """Stop at a loss that is no number: everything after it is lost time."""
-    if not math.isfinite(record["loss"]):
+    if not math.isfinite(loss):
         raise AntipodeError(
-            f"the loss became {record['loss']} by step {record['step']}. {last_good} Lower --lr, add --clip-norm 1 or "
-            "--warmup-epochs, or use --precision fp32; then --resume or start again."
+            f"the loss became {loss} by step {step}. {last_good} Start a new run with a lower --lr, --clip-norm 1, "
+            "--warmup-epochs or --precision fp32; --init takes the weights of a good checkpoint along."
         )
 
 

@@ -1,0 +1,179 @@
+"""What can go wrong around the loop, and must not."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import SMALL as SMALL_WORDS
+from conftest import command, write_images
+
+import antipode
+from antipode.config.resolve import Layer, resolve
+from antipode.config.sizing import Facts
+from antipode.errors import AntipodeError, UsageError
+from antipode.methods.build import build_method
+from antipode.training.checkpoint import load_checkpoint, restore_training_state, save_checkpoint, training_state
+from antipode.training.loop import Plan
+from antipode.training.run import Run
+from antipode.training.step import PlainStep, build_optimizer
+
+SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 16, "queue_size": 64, "bn_groups": 2, "epochs": 2}
+SMALL |= {"device": "cpu", "tensorboard": False}
+
+
+def pictures(count=64, seed=0):
+    return np.random.default_rng(seed).integers(0, 255, (count, 20, 18, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_checkpoint_gives_back_values_and_memory_layouts(optimizer, tmp_path):
+    """Fused optimisers refuse a slot whose layout is not its parameter's."""
+    config = resolve(Layer("test", {"method": "moco-v2", "data": "shapes", "optimizer": optimizer} | SMALL)).config
+
+    def fresh():
+        method = build_method(config).to(memory_format=torch.channels_last)
+        return method, build_optimizer(config, method)
+
+    method, used = fresh()
+    PlainStep(method, used)([torch.randn(16, 3, 16, 16) for _ in range(2)], None, 0.1)
+    save_checkpoint(tmp_path / "c.safetensors", training_state(method, used), {})
+    other, restored = fresh()
+    restore_training_state(other, restored, load_checkpoint(tmp_path / "c.safetensors")[0])
+    before, after = training_state(method, used), training_state(other, restored)
+    assert before.keys() == after.keys() and len(before) > len(method.state_dict())
+    for name in before:
+        assert torch.equal(before[name], after[name]), name
+        for size, stride, other_stride in zip(
+            before[name].shape, before[name].stride(), after[name].stride(), strict=True
+        ):
+            assert size == 1 or stride == other_stride, name
+
+
+def test_every_image_is_seen_once_an_epoch_and_a_resume_continues_the_order():
+    plan = Plan(images=50, batch_size=8, epochs=3, seed=1)
+    batches = [batch.tolist() for batch in plan.batches(0)]
+    assert len(batches) == plan.steps == 18
+    for epoch in range(3):
+        seen = [i for batch in batches[6 * epoch : 6 * epoch + 6] for i in batch]
+        assert len(set(seen)) == 48
+    for start in (0, 1, 5, 6, 11, 17, 18):
+        assert [batch.tolist() for batch in plan.batches(start)] == batches[start:]
+
+
+def test_a_resume_on_other_images_is_refused(photos, tmp_path):
+    arguments = ["pretrain", "moco-v2", "--data", photos, "--out", tmp_path / "run", *SMALL_WORDS]
+    assert command(*arguments, "--epochs", "1").returncode == 0
+    write_images(photos / "more", 3, seed=9)
+    done = command("pretrain", "--out", tmp_path / "run", "--resume", "--epochs", "2")
+    assert done.returncode == 2 and "same images" in done.stderr
+
+
+def test_a_view_that_changes_its_image_in_place_does_not_reach_the_data(tmp_path):
+    def spoil(image):
+        view = image[:, :16, :16].float() / 255
+        image.zero_()
+        return view
+
+    def spare(image):
+        return image[:, :16, :16].float() / 255
+
+    losses = []
+    for name, views in (("spoil", spoil), ("spare", spare)):
+        run = antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / name, views=views, **SMALL)
+        losses.append([json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()])
+    assert losses[0] == losses[1]
+
+
+def test_weights_that_are_lost_are_never_saved(tmp_path):
+    run = Run(tmp_path / "run")
+    with pytest.raises(AntipodeError, match="the loss became"):
+        antipode.pretrain("moco-v2", data=pictures(), out=run.path, **SMALL, lr=1e30, log_every=1000, save_minutes=1e-9)
+    for _, path in run.checkpoints():
+        assert all(
+            tensor.isfinite().all() for tensor in load_checkpoint(path)[0].values() if tensor.is_floating_point()
+        )
+
+
+def test_what_cannot_work_is_refused_before_a_folder_is_made(tmp_path):
+    wrong = {
+        "knn_every": (1, "labelled"),
+        "backbone": ("resnet19", "Did you mean resnet18"),
+        "normalise": ("imagenet", "channels"),
+        "nesterov": (True, "momentum"),
+        "init": ("nowhere", "init"),
+    }
+    for name, (value, said) in wrong.items():
+        extra = {"channels": 1} if name == "normalise" else {"momentum": 0} if name == "nesterov" else {}
+        data = pictures()[..., :1] if name == "normalise" else pictures()
+        with pytest.raises(UsageError, match=said):
+            antipode.pretrain("moco-v2", data=data, out=tmp_path / "run", **(SMALL | {name: value} | extra))
+        assert not (tmp_path / "run").exists(), name
+    done = command(
+        "pretrain", "moco-v2", "--data", "shapes", "--backbone", "resnet19", "--out", tmp_path / "r", "--dry-run"
+    )
+    assert done.returncode == 2
+
+
+def test_sizes_follow_the_sizes_that_are_given():
+    def sized(**given):
+        layer = Layer("test", {"method": "moco-v2", "data": "./photos"} | given)
+        resolve(layer)  # nothing is refused before the sizes are known
+        return resolve(layer, facts=Facts(2000, 300, True)).config
+
+    assert sized(batch_size=8).bn_groups == 1
+    assert sized(warmup_epochs=250).epochs == 400
+    small = sized(image_size=32)
+    assert (small.stem, small.views) == ("small", "moco-v2-small")
+    with pytest.raises(UsageError, match="bn_groups"):
+        sized(batch_size=8, bn_groups=8)
+
+
+def test_the_policy_called_none_can_be_asked_for(photos, tmp_path):
+    words = ["--views", "none", "--clip-norm", "none", "--dry-run"]
+    done = command("pretrain", "moco-v2", "--data", photos, "--out", tmp_path / "run", *words)
+    assert done.returncode == 0 and '"none"' in done.stdout, done.stderr
+
+
+def test_faint_sixteen_bit_images_keep_their_statistics(tmp_path):
+    faint = (1000 + pictures()[..., :1].astype(np.uint16) % 60).astype(np.uint16)
+    run = antipode.pretrain("moco-v2", data=faint, out=tmp_path / "run", channels=1, depth=16, **SMALL)
+    assert run.config.std[0] == pytest.approx(np.std(faint / 65535), rel=0.1)
+
+
+def test_what_a_kill_left_half_written_is_no_run(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".config.json.123.tmp").write_text("{")
+    run = antipode.pretrain("moco-v2", data=pictures(), out=folder, **SMALL)
+    assert not (folder / ".config.json.123.tmp").exists() and run.checkpoints()
+
+
+def test_a_finished_run_is_left_alone(tmp_path):
+    run = antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **SMALL)
+    before = (run.path / "results.json").read_text(), run.metrics_file.read_text()
+    antipode.pretrain(data=pictures(), out=run.path, resume=True)
+    assert before == ((run.path / "results.json").read_text(), run.metrics_file.read_text())
+
+
+def test_groups_need_norms_to_group(tmp_path):
+    from torch import nn
+
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(UsageError, match="--bn-groups 1"):
+        antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **(SMALL | {"backbone": net}))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_run_on_cuda_stops_and_resumes(optimizer, tmp_path):
+    fields = SMALL | {"device": "cuda", "optimizer": optimizer, "lr": 1e-3}
+    antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **fields)
+    run = antipode.pretrain(data=pictures(), out=tmp_path / "run", resume=True, epochs=4)
+    assert json.loads(run.metrics_file.read_text().splitlines()[-1])["epoch"] == 4
+
+
+def test_no_placeholder_is_left_in_the_documentation():
+    for path in ("README.md", "docs/guide.md", "docs/design.md", "docs/speed.md", "CHANGELOG.md"):
+        with open(path) as file:
+            assert "@@" not in file.read(), path
