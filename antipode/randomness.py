@@ -14,7 +14,7 @@ import torch
 def stream(seed: int, purpose: str, *counters: int) -> int:
     """A 63-bit seed of its own for each (seed, purpose, counters)."""
     text = "/".join([str(int(seed)), purpose, *(str(int(c)) for c in counters)])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).digest(), "little") >> 1
 
 
 def generator(seed: int, purpose: str, *counters: int) -> torch.Generator:

@@ -91,7 +91,8 @@ class Terminal:
             self.console.print(f"[bold yellow]warning[/] {escape(message)}", soft_wrap=True)
 
     def say(self, message: str) -> None:
-        self.console.print(message, soft_wrap=True, markup=False)
+        # A file name may hold bytes that are no text.
+        self.console.print(message.encode(errors="backslashreplace").decode(), soft_wrap=True, markup=False)
 
 
 @contextmanager

@@ -178,3 +178,20 @@ def test_many_threads_read_one_pack(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         back = list(pool.map(lambda n: decode(images.read(n % 200)), range(1000)))
     assert all(np.array_equal(image, array[n % 200]) for n, image in enumerate(back))
+
+
+def test_names_that_are_no_text_and_images_without_labels_survive(tmp_path):
+    """A file name is bytes; a set may be labelled in part."""
+    names = ["caf\udce9.png", "b.png", "c.png"]
+    labels = np.array([-1, 0, 1])
+    array = np.zeros((4, 4, 3), np.uint8)
+    pack({"all": Images("x", names, labels, ("a", "b"), lambda index: array)}, tmp_path / "p")
+    (back,) = open_pack(tmp_path / "p").values()
+    assert list(back.names) == names and back.labels.tolist() == [-1, 0, 1]
+
+
+def test_a_file_that_is_no_pack_is_not_overwritten(folder, tmp_path):
+    (tmp_path / "thesis.txt").write_text("three years of work")
+    with pytest.raises(UsageError, match="something else"):
+        pack(splits_of(folder), tmp_path / "thesis.txt")
+    assert (tmp_path / "thesis.txt").read_text() == "three years of work"

@@ -274,3 +274,14 @@ def test_many_files_are_listed_quickly(tmp_path):
     images = open_images(tmp_path, holdout=0)
     assert len(images) == 10_000 and len(images.classes) == 20
     assert time.perf_counter() - start < 2  # about 0.05 s here: 100,000 files must be seconds, not minutes
+
+
+def test_an_image_more_moves_hardly_another_from_part_to_part():
+    def held_out(names):
+        images = Images("x", names, None, None, lambda index: b"")
+        return set(open_images(images, "val", holdout=0.1).names)
+
+    names = [f"{number}.png" for number in range(1000)]
+    before, after = held_out(names), held_out([*names[:500], "new.png", *names[500:]])
+    assert len(before) == 100 and len(before ^ after) <= 2
+    assert held_out(names[::-1]) == before

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from antipode.data.loader import Loader
 from antipode.data.source import Images, open_images
 from antipode.errors import AntipodeError, UsageError
-from antipode.evaluation.features import AugmentedFeatures, CachedFeatures, extract, raw_pixels
+from antipode.evaluation.features import AugmentedFeatures, CachedFeatures, extract
 from antipode.evaluation.inputs import usable_rows
 from antipode.evaluation.linear import LinearProtocol, linear
 from antipode.views.evaluation import Preprocess
@@ -114,14 +114,6 @@ def test_a_broken_image_has_no_features(tmp_path: Path, resident: bool) -> None:
 def test_a_backbone_that_gives_only_nan_has_diverged() -> None:
     with pytest.raises(AntipodeError, match="diverged"):
         usable_rows(torch.full((3, 2), torch.nan))
-
-
-def test_raw_pixels_are_the_pixels() -> None:
-    arrays = [np.random.default_rng(n).integers(0, 256, (6, 6, 3), np.uint8) for n in range(3)]
-    images = Images("noise", ["a", "b", "c"], None, None, arrays.__getitem__)
-    features = raw_pixels(Loader(images), 6)
-    expected = np.stack([array.transpose(2, 0, 1).reshape(-1) / 255 for array in arrays])
-    assert np.allclose(features.numpy(), expected, atol=1e-6)
 
 
 def bright_or_dark(n: int) -> tuple[Images, np.ndarray]:

@@ -225,3 +225,13 @@ def test_features_that_are_not_finite_are_an_error() -> None:
         linear(CachedFeatures(x), y, broken, y, QUICK)
     with pytest.raises(AntipodeError, match="diverged"):
         linear(CachedFeatures(broken), y, x, y, QUICK)
+
+
+def test_a_rate_that_diverges_is_not_chosen_and_spoils_no_other() -> None:
+    train, labels = clusters(300)
+    test, truth = clusters(200, seed=1)
+    wild = replace(QUICK, lr=(1.0, float("inf")))
+    found = linear(CachedFeatures(train), labels, test, truth, wild)
+    assert found.chosen.lr == 1.0 and found.chosen.top1 > 50
+    with pytest.raises(AntipodeError, match="diverged"):
+        linear(CachedFeatures(train), labels, test, truth, replace(QUICK, lr=(float("inf"),)))

@@ -50,7 +50,7 @@ def run_pack(options: argparse.Namespace) -> None:
     counts = ", ".join(f"{count:,} {split}" for split, count in packed.images.items())
     print(f"wrote {packed.path}: {counts} images, {packed.size / 2**20:,.1f} MiB")
     for name, reason in packed.broken.items():
-        print(f"left out {name}: {reason}", file=sys.stderr)
+        print(f"left out {name}: {reason}".encode(errors="backslashreplace").decode(), file=sys.stderr)
 
 
 def add_methods(commands: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from antipode.cli.command import add_command
@@ -24,6 +25,9 @@ def add_backbone(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--batch-size", type=int, default=256, metavar="N", help="images at once (default: 256)")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    command.add_argument(
+        "--max-broken", type=float, metavar="SHARE", help="unreadable images that may be skipped (default: the run's)"
+    )
     group = command.add_argument_group("what is not known of weights that are no run")
     group.add_argument("--backbone", default="resnet50", help="architecture (default: resnet50)")
     group.add_argument("--stem", choices=("imagenet", "small"), default="imagenet", help="of a ResNet")
@@ -36,6 +40,13 @@ def numbers(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 20,200") from None
+
+
+def whole_numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers such as 20,200") from None
 
 
 def add_evaluate(commands: Any) -> None:
@@ -52,11 +63,14 @@ def add_evaluate(commands: Any) -> None:
     add_backbone(command)
     command.add_argument("--protocol", choices=("knn", "linear"), required=True, help="how to judge")
     command.add_argument("--data", required=True, help="labelled images: a name, name=path, a folder, a list or a pack")
-    command.add_argument("--holdout", type=float, default=0.1, help="share for testing where there is no val split")
-    command.add_argument("--seed", type=int, default=0, help="of splits and of the linear layer")
+    command.add_argument(
+        "--holdout", type=float, help="share for testing where there is no val split (default: the run's, else 0.1)"
+    )
+    command.add_argument("--classes", metavar="A,B,..", help="only these classes, by name (default: the run's)")
+    command.add_argument("--seed", type=int, default=0, help="of the linear layer and its held-out tenth")
     knn = command.add_argument_group("knn")
     knn.add_argument(
-        "--k", type=numbers, default=[20, 200], metavar="K,..", help="numbers of neighbours (default: 20,200)"
+        "--k", type=whole_numbers, metavar="K,..", help="numbers of neighbours (default: 20,200, or what there is)"
     )
     knn.add_argument(
         "--temperature", type=float, default=0.1, metavar="T", help="votes weigh exp(cosine/T) (default: 0.1)"
@@ -84,9 +98,10 @@ def add_evaluate(commands: Any) -> None:
 def run_evaluate(options: argparse.Namespace) -> None:
     from antipode.evaluation.evaluate import evaluate
 
-    settings: dict[str, Any] = {"seed": options.seed, "holdout": options.holdout}
+    classes = options.classes.split(",") if options.classes else None
+    settings: dict[str, Any] = {"seed": options.seed, "holdout": options.holdout, "classes": classes}
     if options.protocol == "knn":
-        settings |= {"k": [int(k) for k in options.k], "temperature": options.temperature}
+        settings |= {"k": options.k, "temperature": options.temperature}
     else:
         settings |= {
             "row": options.row,
@@ -101,7 +116,7 @@ def run_evaluate(options: argparse.Namespace) -> None:
 
 
 def backbone_options(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("features", "batch_size", "device", "backbone", "stem", "image_size", "channels")
+    names = ("features", "batch_size", "device", "max_broken", "backbone", "stem", "image_size", "channels")
     return {name: getattr(options, name) for name in names}
 
 
@@ -112,6 +127,14 @@ def print_result(result: dict[str, Any]) -> None:
         print(f"  {name:<8} {value:.2f} %")
     if "chosen_lr" in result["constants"]:
         print(f"  with a learning rate of {result['constants']['chosen_lr']:g}")
+    print_broken(result.get("broken", {}))
+
+
+def print_broken(broken: dict[str, str]) -> None:
+    from antipode.data.broken import describe
+
+    for line in describe(broken):
+        print(line.encode(errors="backslashreplace").decode(), file=sys.stderr)
 
 
 def add_embed(commands: Any) -> None:
@@ -145,5 +168,6 @@ def run_embed(options: argparse.Namespace) -> None:
     for path in (options.out, options.neighbours):
         if path:
             print(f"wrote {path}")
+    print_broken(found.broken)
     for first, second, score in found.duplicates:
         print(f"{score:.4f}  {found.names[first]}  {found.names[second]}")

@@ -49,4 +49,5 @@ def describe(broken: Mapping[str, str]) -> list[str]:
         return []
     few = [f"  {name}: {reason}" for name, reason in list(broken.items())[:10]]
     more = [f"  and {len(broken) - 10} more"] if len(broken) > 10 else []
-    return [f"{len(broken)} images could not be read and were skipped:", *few, *more]
+    number = "1 image" if len(broken) == 1 else f"{len(broken)} images"
+    return [f"{number} could not be read:", *few, *more]

@@ -46,7 +46,8 @@ class Canvas:
 
     @classmethod
     def join(cls, parts: list[Canvas]) -> Canvas:
-        """All images of the parts, in order. Empties the list on the way, so that memory never holds all twice."""
+        """All images of the parts, in order, on the CPU. Empties the list on the way: pages of the whole are taken as
+        they are written, so memory hardly holds more than all images once."""
         first = parts[0]
         rows = [len(part.pixels) for part in parts]
         starts = np.cumsum([0, *rows]).tolist()

@@ -145,7 +145,7 @@ class Loader:
                     found = [i for i, array in zip(chunk, arrays, strict=True) if array is not None]
                     if found:
                         good += found
-                        chunks.append(Canvas.of([a for a in arrays if a is not None]).to(self.device))
+                        chunks.append(Canvas.of([a for a in arrays if a is not None]))
                     if progress:
                         progress(chunk.stop, count)
             except BaseException:
@@ -154,7 +154,7 @@ class Loader:
         if not good:
             raise self._broken.error()
         place = np.searchsorted(good, np.arange(count)) % len(good)  # past the last good one: the first
-        canvas = Canvas.join(chunks)
+        canvas = Canvas.join(chunks).to(self.device)
         return canvas, torch.tensor(good)[place], torch.from_numpy(place)
 
 

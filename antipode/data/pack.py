@@ -32,6 +32,7 @@ from antipode.data.encode import packable
 from antipode.data.images import Images
 from antipode.data.machine import worker_count
 from antipode.errors import AntipodeError, UsageError
+from antipode.files import replacing
 
 FORMAT = "antipode-pack-1"
 HEADER_SPACE = 4096  # with the 8 bytes before it: the first tensor begins on a page
@@ -70,11 +71,12 @@ def pack(
     classes = _common_classes(images_by_split)
     if not path.parent.is_dir():
         raise UsageError(f"The pack cannot be written: there is no folder {path.parent}.")
+    if path.exists() and not is_pack(path):
+        raise UsageError(f"The pack cannot be written: {path} is something else. Remove it, or give another name.")
     total = sum(len(images) for images in images_by_split.values())
     contents, broken = _Contents(), BrokenImages(os.fspath(path), total, max_broken)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with open(temporary, "wb") as file:
+        with replacing(path) as temporary, open(temporary, "wb") as file:
             file.write(bytes(HEADER_SPACE))
             encode = partial(packable, size=size, quality=quality)
             before = 0
@@ -87,13 +89,8 @@ def pack(
             if not contents.names:
                 raise broken.error()
             _write_rest(file, contents, classes)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
     except OSError as problem:
         raise AntipodeError(f"The pack {path} could not be written: {problem}") from problem
-    finally:
-        temporary.unlink(missing_ok=True)
     counts = {split: end - begin for split, (begin, end) in contents.ranges().items()}
     return Packed(path, counts, path.stat().st_size, broken.reasons())
 
@@ -127,7 +124,7 @@ def open_pack(path: str | os.PathLike[str]) -> dict[str, Images]:
             # The copy is numpy's, which lets other threads run while the disk answers.
             return encoded[offsets[begin + index] : offsets[begin + index + 1]].copy().tobytes()
 
-        labelled = end > begin and int(labels[begin]) >= 0
+        labelled = bool((labels[begin:end] >= 0).any())
         return Images(
             name=os.fspath(path),
             names=PackedNames(names.text, names.offsets[begin : end + 1]),
@@ -154,7 +151,7 @@ class PackedNames(Sequence[str]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         index = range(len(self))[index]
-        return self.text[self.offsets[index] : self.offsets[index + 1]].tobytes().decode()
+        return self.text[self.offsets[index] : self.offsets[index + 1]].tobytes().decode(errors="surrogateescape")
 
 
 @dataclass
@@ -199,7 +196,7 @@ def _write_rest(file: BinaryIO, contents: _Contents, classes: tuple[str, ...] | 
     """The small tensors after the images, then the header before them."""
     gap = -contents.ends[-1] % 8  # what follows are 8-byte numbers
     file.write(bytes(gap))
-    texts = [name.encode() for name in contents.names]
+    texts = [name.encode(errors="surrogateescape") for name in contents.names]
     tensors = {
         "offsets": np.array(contents.ends, DTYPES["I64"]),
         "labels": np.array(contents.labels, DTYPES["I64"]),

@@ -10,11 +10,14 @@ import torch
 
 from antipode.data.images import Images
 from antipode.errors import UsageError, nearest
-from antipode.randomness import generator
+from antipode.randomness import generator, stream
 
 
 def hold_out(images: Images, split: str, share: float, seed: int) -> Images:
-    """The "train" or "val" part of undivided images: disjoint, together all, the same for the same names."""
+    """The "train" or "val" part of undivided images: disjoint and together all.
+
+    Each name has a rank of its own, so images that come or go later move almost no other from part to part.
+    """
     count = round(share * len(images))
     if share > 0 and len(images) >= 2:
         count = min(max(count, 1), len(images) - 1)
@@ -23,11 +26,9 @@ def hold_out(images: Images, split: str, share: float, seed: int) -> Images:
             f"{images.name} has no validation images: it is not divided into train/ and val/, and the held-out "
             f"share is {share:g} of {len(images)} images. Give holdout > 0, or a folder with train/ and val/."
         )
-    by_name = np.array(sorted(range(len(images)), key=images.names.__getitem__), dtype=np.int64)
-    order = torch.randperm(len(images), generator=generator(seed, "holdout")).numpy()
-    held = by_name[order[:count]]
+    ranks = np.array([stream(seed, f"holdout/{name}") for name in images.names], np.int64)
     chosen = np.zeros(len(images), bool)
-    chosen[held] = True
+    chosen[np.argsort(ranks, kind="stable")[:count]] = True
     return images.subset(np.flatnonzero(chosen if split == "val" else ~chosen))
 
 

@@ -13,10 +13,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from antipode.data.source import Data, Images, open_images, open_splits
-from antipode.devices import pick_device
+from antipode.devices import memory_errors, pick_device
 from antipode.errors import UsageError
 from antipode.evaluation.embedding import check_path, near_duplicates, neighbour_sheet, save_features
-from antipode.evaluation.evaluate import Subject
+from antipode.evaluation.evaluate import MEMORY_ADVICE, Subject
 from antipode.loading import Spec, load
 from antipode.terminal import bars
 
@@ -28,6 +28,7 @@ class Embedded:
     features: Tensor
     names: Sequence[str]
     duplicates: list[tuple[int, int, float]]
+    broken: dict[str, str]
 
 
 def embed(
@@ -41,12 +42,14 @@ def embed(
     features: str = "backbone",
     batch_size: int = 256,
     device: str = "auto",
+    max_broken: float | None = None,
     **architecture: Any,
 ) -> Embedded:
     """Features of every image of `data`.
 
     out: also as a .npz or .parquet file. neighbours: a contact sheet of images and their nearest, as a picture
-    file. duplicates: also pairs with at least this cosine.
+    file. duplicates: also pairs with at least this cosine. max_broken: the share of unreadable images that may be
+    skipped (default: the run's).
     """
     if out is not None:
         check_path(out)
@@ -54,8 +57,8 @@ def embed(
         raise UsageError(f"duplicates: given {duplicates}; a cosine above 0 and up to 1 is allowed, e.g. 0.98.")
     loaded = load(what, features=features, **architecture)
     images = whole(data) if split == "all" else open_images(data, split)
-    with bars() as progress:
-        subject = Subject(loaded, pick_device(device), batch_size, progress)
+    with bars() as progress, memory_errors(MEMORY_ADVICE):
+        subject = Subject(loaded, pick_device(device), batch_size, progress, max_broken)
         loader = subject.loader(images)
         found = subject.features(loader, "features")
     meta = {"backbone": loaded.name, "epoch": loaded.epoch, "features": features, "data": str(images.name)}
@@ -67,12 +70,13 @@ def embed(
         except (OSError, ValueError) as error:
             raise UsageError(f"neighbours: {neighbours} cannot be written: {error}") from error
     pairs = near_duplicates(found, duplicates) if duplicates is not None else []
-    return Embedded(found, images.names, pairs)
+    return Embedded(found, images.names, pairs, loader.broken)
 
 
 def whole(data: Data) -> Images:
     """All splits of the data, one after another."""
-    parts = [open() for open in open_splits(data).values()]
+    splits = {split: open() for split, open in open_splits(data).items()}
+    parts = list(splits.values())
     if len(parts) == 1:
         return parts[0]
     starts = list(accumulate(map(len, parts), initial=0))
@@ -83,5 +87,9 @@ def whole(data: Data) -> Images:
 
     labelled = all(part.labels is not None for part in parts)
     labels = np.concatenate([part.labels for part in parts if part.labels is not None]) if labelled else None
-    names = [name for part in parts for name in part.names]
+    names = [
+        name if name.startswith(f"{split}/") else f"{split}/{name}"  # one name in two splits is two images
+        for split, part in splits.items()
+        for name in part.names
+    ]
     return Images(parts[0].name, names, labels, parts[0].classes if labelled else None, read)

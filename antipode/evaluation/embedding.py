@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,6 +19,7 @@ from antipode.data.loader import Loader
 from antipode.errors import AntipodeError, UsageError
 from antipode.evaluation.inputs import usable_rows
 from antipode.evaluation.knn import neighbours
+from antipode.files import replacing
 from antipode.randomness import generator
 from antipode.report.contact_sheet import contact_sheet
 
@@ -59,8 +59,12 @@ def save_features(
     if classes is not None:
         arrays["classes"] = np.array(classes, np.str_)
     write = _write_npz if Path(path).suffix == ".npz" else _write_parquet
-    with _whole_file(Path(path)) as file:
-        write(file, arrays, json.dumps(meta or {}))
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with replacing(Path(path)) as temporary, open(temporary, "wb") as file:
+            write(file, arrays, json.dumps(meta or {}))
+    except OSError as problem:
+        raise AntipodeError(f"{path} could not be written: {problem}") from problem
 
 
 def _write_npz(file: IO[bytes], arrays: dict[str, np.ndarray], meta: str) -> None:
@@ -78,25 +82,9 @@ def _write_parquet(file: IO[bytes], arrays: dict[str, np.ndarray], meta: str) ->
     if "labels" in arrays:
         columns["label"] = pa.array(arrays["labels"])
         if "classes" in arrays:
-            columns["class"] = pa.array(arrays["classes"][arrays["labels"]])
+            unlabelled = arrays["labels"] < 0
+            columns["class"] = pa.array(arrays["classes"][arrays["labels"]], mask=unlabelled)
     pq.write_table(pa.table(columns).replace_schema_metadata({"antipode": meta}), file)
-
-
-@contextmanager
-def _whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes its name only once it is complete and on the disk."""
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(unfinished, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except OSError as problem:
-        raise AntipodeError(f"{path} could not be written: {problem}") from problem
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def neighbour_sheet(

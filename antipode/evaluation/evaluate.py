@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -12,14 +13,17 @@ from torch import Tensor, nn
 from antipode.data.loader import Loader
 from antipode.data.machine import free_memory
 from antipode.data.source import Data, Images, open_images
-from antipode.devices import pick_device, pick_precision
+from antipode.devices import memory_errors, pick_device, pick_precision
 from antipode.errors import UsageError, nearest
 from antipode.evaluation.features import AugmentedFeatures, CachedFeatures, extract
-from antipode.evaluation.inputs import usable_rows
+from antipode.evaluation.inputs import class_numbers, usable_rows
 from antipode.evaluation.knn import knn
 from antipode.evaluation.linear import PROTOCOLS, LinearProtocol, LinearResult, linear
 from antipode.loading import Loaded, Spec, load
 from antipode.terminal import MakeProgress, bars
+
+USUAL_K = (20, 200)
+MEMORY_ADVICE = "Lower --batch-size, or --image-size for what is no run."
 
 
 def evaluate(
@@ -30,9 +34,11 @@ def evaluate(
     features: str = "backbone",
     batch_size: int = 256,
     device: str = "auto",
-    holdout: float = 0.1,
+    holdout: float | None = None,
+    classes: Sequence[str] | None = None,
+    max_broken: float | None = None,
     seed: int = 0,
-    k: Sequence[int] = (20, 200),
+    k: Sequence[int] | None = None,
     temperature: float = 0.1,
     row: str = "moco",
     lr: Sequence[float] | None = None,
@@ -42,41 +48,61 @@ def evaluate(
 ) -> dict[str, Any]:
     """Judge `what` (a run, a checkpoint, a file of weights, `random`, `torchvision:NAME`, a module) on `data`.
 
-    protocol: `knn` with k and temperature, or `linear` with the row of PROTOCOLS, lr, epochs, and augment for the
-    faithful form. architecture: backbone, stem, image_size, channels for what is no run. The result is returned
-    and, for a run, added to its results.json. Numbers are percent, of the last epoch.
+    protocol: `knn` with k (default: 20 and 200, or what the images allow) and temperature, or `linear` with the row
+    of PROTOCOLS, lr, epochs, and augment for the faithful form. holdout, classes and max_broken are the run's own
+    unless given, so that no image is tested on that was trained on. architecture: backbone, stem, image_size, channels
+    for what is no run. The result is returned and, for a run, added to its results.json. Numbers are percent, of the
+    last epoch.
     """
-    if protocol not in ("knn", "linear"):
-        raise UsageError(
-            f"protocol: {protocol!r} is not known.{nearest(protocol, ['knn', 'linear'])} Allowed: knn, linear."
-        )
+    check_word("protocol", protocol, ("knn", "linear"))
+    check_word("features", features, ("backbone", "embedding"))
     rules = linear_protocol(row, lr, epochs) if protocol == "linear" else None
     loaded = load(what, features=features, seed=seed, **architecture)
-    with bars() as progress:
-        subject = Subject(loaded, pick_device(device), batch_size, progress)
-        train, test = (subject.open(data, split, holdout) for split in ("train", "val"))
+    own = loaded.run.config if loaded.run is not None else None
+    holdout = (own.holdout if own else 0.1) if holdout is None else holdout
+    classes = (own.classes if own else None) if classes is None else classes
+    constants: dict[str, Any] = {"holdout": holdout, "classes": classes}
+    with bars() as progress, memory_errors(MEMORY_ADVICE):
+        subject = Subject(loaded, pick_device(device), batch_size, progress, max_broken)
+        train, test = (subject.open(data, split, holdout, classes) for split in ("train", "val"))
         if rules is None:
-            constants: dict[str, Any] = {"k": list(k), "temperature": temperature}
-            value = subject.knn(train, test, k, temperature)
+            check_k(k, len(train.images))
+            accuracies = subject.knn(train, test, k, temperature)
+            value = {f"k={number}": accuracy for number, accuracy in accuracies.items()}
+            constants |= {"k": list(accuracies), "temperature": temperature}
         else:
             found = subject.linear(train, test, rules, seed, augment)
             chosen = found.chosen
-            constants = {**asdict(rules), "row": row, "augment": augment, "chosen_lr": chosen.lr}
             value = {"top1": chosen.top1} | ({} if chosen.top5 is None else {"top5": chosen.top5})
+            constants |= {**asdict(rules), "row": row, "augment": augment, "chosen_lr": chosen.lr}
+    broken = train.loader.broken | test.loader.broken
     result = {
         "protocol": protocol,
-        "data": data if isinstance(data, str) else "custom",
+        "data": os.fspath(data) if isinstance(data, str | os.PathLike) else "custom",
         "value": {name: round(number, 2) for name, number in value.items()},
         "epoch": loaded.epoch,
         "seed": loaded.seed if loaded.seed is not None else seed,
+        "evaluation_seed": seed,
         "backbone": loaded.name,
         "features": features,
-        "constants": constants | {"holdout": holdout},
-        "images": {"train": len(train.images), "test": len(test.images)},
+        "constants": constants,
+        "images": {"train": train.readable, "test": test.readable},
+        **({"broken": broken} if broken else {}),
     }
     if loaded.run is not None:
         loaded.run.add_result(result)
     return result
+
+
+def check_word(field: str, word: str, allowed: tuple[str, ...]) -> None:
+    if word not in allowed:
+        raise UsageError(f"{field}: {word!r} is not known.{nearest(word, allowed)} Allowed: {', '.join(allowed)}.")
+
+
+def check_k(k: Sequence[int] | None, bank: int) -> None:
+    """Refuse before anything is computed what cannot be."""
+    if k is not None and (not k or min(k) < 1 or max(k) > bank):
+        raise UsageError(f"k: {list(k)} was given; with {bank} images to search, 1 to {bank} is allowed.")
 
 
 def linear_protocol(row: str, lr: Sequence[float] | None, epochs: int | None) -> LinearProtocol:
@@ -101,6 +127,10 @@ class Split:
     images: Images
     loader: Loader
 
+    @property
+    def readable(self) -> int:
+        return len(self.images) - len(self.loader.broken)
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -110,19 +140,30 @@ class Subject:
     device: torch.device
     batch_size: int
     progress: MakeProgress
+    max_broken: float | None = None  # None: the run's own
 
     @property
     def precision(self) -> str:
         return pick_precision("auto", self.device)
 
-    def open(self, data: Data, split: str, holdout: float) -> Split:
-        images = open_images(data, split, holdout=holdout)
+    def open(self, data: Data, split: str, holdout: float, classes: Sequence[str] | None) -> Split:
+        """A labelled split: labels are asked for before anything is computed."""
+        images = open_images(data, split, holdout=holdout, classes=classes)
+        class_numbers(images.labels, f"the {split} images of {images.name}")
         return Split(images, self.loader(images))
 
     def loader(self, images: Images) -> Loader:
         """Photos much larger than the input are decoded at a reduced scale."""
-        seen = self.loaded.preprocess
-        return Loader(images, channels=seen.channels, depth=seen.depth, reduce_to=2 * seen.resize, device=self.device)
+        seen, run = self.loaded.preprocess, self.loaded.run
+        allowed = run.config.max_broken if run is not None else 0.01
+        return Loader(
+            images,
+            channels=seen.channels,
+            depth=seen.depth,
+            reduce_to=2 * seen.resize,
+            device=self.device,
+            max_broken=allowed if self.max_broken is None else self.max_broken,
+        )
 
     def features(self, loader: Loader, title: str) -> Tensor:
         """(N, F) of all images; NaN where one could not be read."""
@@ -137,22 +178,19 @@ class Subject:
         )
 
     def labelled(self, split: Split, title: str) -> tuple[Tensor, Any]:
-        if split.images.labels is None:
-            raise UsageError(
-                f"data: {split.images.name} has no labels, and this protocol needs them. Sort the images into one "
-                "sub-folder a class, or look at them with `antipode embed`."
-            )
+        assert split.images.labels is not None  # seen to by `open`
         features = self.features(split.loader, title)
         rows = usable_rows(features)
         return features[rows], split.images.labels[rows.numpy()]
 
-    def knn(self, train: Split, test: Split, k: Sequence[int], temperature: float) -> dict[str, float]:
+    def knn(self, train: Split, test: Split, k: Sequence[int] | None, temperature: float) -> dict[int, float]:
+        """Accuracy for each k; without one asked for, for the usual ones or as many images as there are."""
         bank, bank_labels = self.labelled(train, "features of the bank")
         queries, truth = self.labelled(test, "features to judge")
+        asked = sorted({min(number, len(bank)) for number in USUAL_K}) if k is None else k
         if bank.nbytes < free_memory(self.device) / 4:  # else it travels in chunks
             bank = bank.to(self.device)
-        found = knn(bank, bank_labels, queries, truth, k=k, temperature=temperature, device=self.device)
-        return {f"k={number}": accuracy for number, accuracy in found.items()}
+        return knn(bank, bank_labels, queries, truth, k=asked, temperature=temperature, device=self.device)
 
     def linear(self, train: Split, test: Split, rules: LinearProtocol, seed: int, augment: bool) -> LinearResult:
         queries, truth = self.labelled(test, "features to judge")

@@ -57,19 +57,6 @@ def extract(
     return features
 
 
-def raw_pixels(loader: Loader, size: int) -> Tensor:
-    """The baseline that has learned nothing: the pixels themselves, (N, C * size * size) in [0, 1]."""
-    still = Preprocess(
-        size,
-        size,
-        mean=(0.0,) * loader.channels,
-        std=(1.0,) * loader.channels,
-        channels=loader.channels,
-        depth=loader.depth,
-    )
-    return extract(nn.Flatten(), loader, still, device=loader.device)
-
-
 @contextmanager
 def frozen(backbone: nn.Module) -> Iterator[None]:
     """In evaluation mode within; afterwards every module is in the mode it was in."""

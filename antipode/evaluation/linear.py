@@ -60,6 +60,10 @@ class Layers:
     weight: Tensor
     bias: Tensor
 
+    def finite(self) -> Tensor:
+        """(L,) which of them have not diverged."""
+        return self.weight.flatten(1).isfinite().all(1).cpu()
+
     def __call__(self, features: Tensor) -> Tensor:
         """(N, F) to scores (N, L, C)."""
         scores = torch.addmm(self.bias.flatten(), features, self.weight.flatten(0, 1).T)
@@ -110,7 +114,7 @@ def linear(
         batches = shuffled_batches(train, train_labels, indices, protocol.batch_size, seed)
         report = progress and (lambda epoch: progress(epochs_before + epoch))
         layers = train_linear(batches, test.shape[1], classes, protocol, seed=seed, device=device, progress=report)
-        if not layers.weight.isfinite().all():
+        if not layers.finite().any():
             raise AntipodeError(
                 f"linear: the classifier diverged with lr {protocol.lr}. Take a lower one, and leave out "
                 "images without finite features (usable_rows)."
@@ -216,4 +220,4 @@ def top_accuracies(layers: Layers, features: Tensor, labels: Tensor) -> Tensor:
     for part, truth in zip(features.split(4096), labels.split(4096), strict=True):
         ranked = layers(part.to(layers.bias.device)).topk(hits.shape[1], dim=2).indices.cpu()
         hits += (ranked == truth[:, None, None]).cumsum(2).sum(0)
-    return 100 * hits / len(features)
+    return (100 * hits / len(features)).where(layers.finite()[:, None], 0.0)  # a diverged layer knows nothing

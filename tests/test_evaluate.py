@@ -1,0 +1,74 @@
+"""What evaluate and embed decide by themselves, and what they write down."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import command, write_images, write_labelled
+
+import antipode
+from antipode.errors import UsageError
+
+SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 8, "queue_size": 32, "bn_groups": 1, "epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    torch.set_num_threads(1)
+    root = tmp_path_factory.mktemp("evaluate")
+    data = write_labelled(root / "data")
+    (data / "red" / "bad.png").write_bytes(b"no image")
+    settings = SMALL | {"device": "cpu", "tensorboard": False, "holdout": 0.3, "max_broken": 0.1}
+    return antipode.pretrain("moco-v2", data=data, out=root / "run", **settings), data
+
+
+def test_the_runs_own_split_is_judged_and_broken_images_are_told(run):
+    trained, data = run
+    result = antipode.evaluate(trained, protocol="knn", data=data)
+    assert result["constants"]["holdout"] == 0.3 and result["constants"]["k"] == [20, 56]  # of 57, one is broken
+    assert sum(result["images"].values()) == 80 and list(result["broken"]) == ["red/bad.png"]
+    assert result["data"] == str(data) and result["evaluation_seed"] == 0
+    done = command("evaluate", trained.path, "--protocol", "knn", "--data", data, "--k", "5", "--max-broken", "0")
+    assert done.returncode == 1 and "bad.png" in done.stderr
+    done = command("evaluate", trained.path, "--protocol", "knn", "--data", data, "--k", "5")
+    assert done.returncode == 0 and "bad.png" in done.stderr
+
+
+def test_too_many_neighbours_are_refused_before_anything_is_computed(run):
+    trained, data = run
+    with pytest.raises(UsageError, match="1 to 57"):
+        antipode.evaluate(trained, protocol="knn", data=data, k=[500])
+    assert command("evaluate", trained.path, "--protocol", "knn", "--data", data, "--k", "2.5").returncode == 2
+
+
+def test_words_that_mean_nothing_are_refused(run):
+    trained, data = run
+    with pytest.raises(UsageError, match="Did you mean embedding"):
+        antipode.evaluate(trained, protocol="knn", data=data, features="embeding")
+    with pytest.raises(UsageError, match="has no head"):
+        antipode.evaluate("random", protocol="knn", data=data, features="embedding")
+    with pytest.raises(UsageError, match="Did you mean knn"):
+        antipode.evaluate(trained, protocol="kn", data=data)
+
+
+def test_embedding_is_backbone_and_head(run):
+    trained, data = run
+    assert antipode.embed(trained, data=data, features="embedding").features.shape == (81, 128)
+
+
+def test_one_name_in_two_splits_is_two_images(tmp_path, run):
+    for split in ("train", "val"):
+        write_images(tmp_path / split / "a", 3)
+        write_images(tmp_path / split / "b", 3)
+    names = antipode.embed(run[0], data=tmp_path, out=tmp_path / "f.npz").names
+    assert len(set(names)) == 12 and "val/a/0000.png" in names
+    assert list(np.load(tmp_path / "f.npz")["names"]) == list(names)
+
+
+def test_results_add_up_in_the_runs_folder(run):
+    trained, data = run
+    before = len(json.loads((trained.path / "results.json").read_text()))
+    antipode.evaluate(trained, protocol="linear", data=data, epochs=2, lr=[0.1])
+    results = json.loads((trained.path / "results.json").read_text())
+    assert len(results) == before + 1 and results[-1]["constants"]["chosen_lr"] == 0.1
