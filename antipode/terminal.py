@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from antipode.data.images import printable
+
 QUIET_SECONDS = 10.0  # between plain lines
 MakeProgress = Callable[[str, int], Callable[[int], None]]  # (title, total) -> what to call with the number done
 
@@ -91,8 +93,7 @@ class Terminal:
             self.console.print(f"[bold yellow]warning[/] {escape(message)}", soft_wrap=True)
 
     def say(self, message: str) -> None:
-        # A file name may hold bytes that are no text.
-        self.console.print(message.encode(errors="backslashreplace").decode(), soft_wrap=True, markup=False)
+        self.console.print(printable(message), soft_wrap=True, markup=False)
 
 
 @contextmanager

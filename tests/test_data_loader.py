@@ -84,6 +84,13 @@ def test_the_memory_at_hand_decides_whether_images_stay(monkeypatch):
         assert Loader(images()).resident is resident
 
 
+def test_images_for_the_gpu_must_fit_the_cpu_too_where_they_are_gathered(monkeypatch):
+    decoded = sum(array.size for array in ARRAYS)
+    free = {"cpu": 3 * decoded, "cuda": 1000 * decoded}
+    monkeypatch.setattr(loader_module, "free_memory", lambda device: free[device.type])
+    assert Loader(images(), device="cuda").resident is False  # nothing has touched a device yet
+
+
 def test_depth_channels_and_reduction_reach_the_canvas():
     deep = [np.random.default_rng(n).integers(0, 65536, (32, 48, 5), np.uint16) for n in range(4)]
     for resident in (True, False):

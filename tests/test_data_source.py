@@ -285,3 +285,12 @@ def test_an_image_more_moves_hardly_another_from_part_to_part():
     before, after = held_out(names), held_out([*names[:500], "new.png", *names[500:]])
     assert len(before) == 100 and len(before ^ after) <= 2
     assert held_out(names[::-1]) == before
+
+
+def test_a_fraction_depends_on_names_not_on_their_order():
+    def kept(names, fraction):
+        return set(open_images(Images("x", names, None, None, lambda index: b""), holdout=0, fraction=fraction).names)
+
+    names = [f"{number}.png" for number in range(1000)]
+    assert kept(names[::-1], 0.1) == kept(names, 0.1) < kept(names, 0.2)
+    assert len(kept([*names, "new.png"], 0.1) ^ kept(names, 0.1)) <= 2

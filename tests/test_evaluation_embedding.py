@@ -135,3 +135,15 @@ def test_near_duplicates_are_all_pairs_above_the_threshold(chunk: int) -> None:
 
 def test_a_collapsed_backbone_does_not_fill_the_memory() -> None:
     assert len(near_duplicates(torch.ones(300, 4), limit=1000, chunk=64)) == 1000
+
+
+def test_parquet_says_nothing_of_classes_that_are_not_known_and_escapes_names_that_are_no_text(tmp_path: Path) -> None:
+    names = ["caf\udce9.png", "b.png", "c.png"]
+    save_features(tmp_path / "f.parquet", FEATURES, names, np.array([-1, 0, 1]), CLASSES)
+    table = pq.read_table(tmp_path / "f.parquet")
+    assert table.column("class").to_pylist() == [None, "ant", "bee"]
+    assert table.column("name").to_pylist() == ["caf\\udce9.png", "b.png", "c.png"]
+    save_features(tmp_path / "f.npz", FEATURES, names)
+    assert np.load(tmp_path / "f.npz")["names"].tolist() == names
+    images = Images("x", names, None, None, lambda index: np.zeros((4, 4, 3), np.uint8))
+    assert neighbour_sheet(Loader(images), FEATURES, names).width > 0

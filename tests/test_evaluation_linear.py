@@ -23,6 +23,7 @@ from antipode.evaluation.linear import (
     top_accuracies,
     train_linear,
 )
+from antipode.randomness import generator as seeded
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -235,3 +236,14 @@ def test_a_rate_that_diverges_is_not_chosen_and_spoils_no_other() -> None:
     assert found.chosen.lr == 1.0 and found.chosen.top1 > 50
     with pytest.raises(AntipodeError, match="diverged"):
         linear(CachedFeatures(train), labels, test, truth, replace(QUICK, lr=(float("inf"),)))
+
+
+def test_a_rate_that_diverges_only_on_all_images_is_not_chosen() -> None:
+    """The better rate meets a huge feature only once the held-out tenth is trained on too."""
+    x, y = clusters(300)
+    _, held = stratified_split(y, 0.1, seeded(0, "linear-held-out"))
+    x[held[0]] = 1e25
+    found = linear(CachedFeatures(x), y, *clusters(60, seed=1), replace(QUICK, lr=(1.0, 1e-30)))
+    wild, tame = found.rates
+    assert wild.held_out is not None and tame.held_out is not None and wild.held_out > tame.held_out
+    assert found.chosen == tame

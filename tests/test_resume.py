@@ -103,7 +103,7 @@ def test_a_finished_run_goes_on_under_a_longer_schedule(tmp_path):
     third = next(line for line in lines if line["epoch"] == 3)
     assert third["lr"] == pytest.approx(Run.open(out).config.learning_rate / 2)  # the longer cosine, at its middle
     assert int(weights(out)["method.queue.pushed"]) == 40 * 16
-    assert not torch.equal(before["method.online.head.weight"], weights(out)["method.online.head.weight"])
+    assert not torch.equal(before["method.online.head.0.weight"], weights(out)["method.online.head.0.weight"])
 
 
 def test_nothing_else_may_change_on_resume(never_stopped):
@@ -134,5 +134,5 @@ def test_the_saved_configuration_starts_the_same_run_again(tmp_path, never_stopp
 
 def test_another_seed_is_another_run(tmp_path, never_stopped):
     assert command(*ARGUMENTS, "--out", tmp_path / "run", "--seed", "1").returncode == 0
-    name = "method.online.head.weight"
+    name = "method.online.head.0.weight"
     assert not torch.equal(weights(tmp_path / "run")[name], weights(never_stopped)[name])

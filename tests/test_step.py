@@ -9,7 +9,14 @@ from antipode.training.step import PlainStep, RecordedStep, build_optimizer, set
 
 
 def parts(device="cpu", **fields):
-    settings = {"method": "moco-v2", "data": "shapes", "batch_size": 16, "queue_size": 64, "image_size": 16}
+    settings = {
+        "method": "moco-v2",
+        "data": "shapes",
+        "batch_size": 16,
+        "queue_size": 64,
+        "image_size": 16,
+        "bn_groups": 4,
+    }
     config = resolve(Layer("test", settings | fields)).config
     method = build_method(config).to(device=device, memory_format=torch.channels_last)
     return config, method, build_optimizer(config, method)

@@ -44,13 +44,14 @@ def add_pack(commands: Any) -> None:
 
 def run_pack(options: argparse.Namespace) -> None:
     from antipode.data.commands import pack_data
+    from antipode.data.images import printable
 
     packed = pack_data(options.data, options.out, size=options.size, quality=options.quality,
                        max_broken=options.max_broken)  # fmt: skip
     counts = ", ".join(f"{count:,} {split}" for split, count in packed.images.items())
     print(f"wrote {packed.path}: {counts} images, {packed.size / 2**20:,.1f} MiB")
     for name, reason in packed.broken.items():
-        print(f"left out {name}: {reason}".encode(errors="backslashreplace").decode(), file=sys.stderr)
+        print(printable(f"left out {name}: {reason}"), file=sys.stderr)
 
 
 def add_methods(commands: Any) -> None:

@@ -26,6 +26,15 @@ def add_backbone(command: argparse.ArgumentParser) -> None:
     command.add_argument("--batch-size", type=int, default=256, metavar="N", help="images at once (default: 256)")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     command.add_argument(
+        "--holdout",
+        type=float,
+        metavar="SHARE",
+        help="share of the val split where the data has none (default: the run's, else 0.1)",
+    )
+    command.add_argument(
+        "--classes", type=words, metavar="A,B,..", help="only these classes, by name (default: the run's, on its data)"
+    )
+    command.add_argument(
         "--max-broken", type=float, metavar="SHARE", help="unreadable images that may be skipped (default: the run's)"
     )
     group = command.add_argument_group("what is not known of weights that are no run")
@@ -40,6 +49,10 @@ def numbers(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 20,200") from None
+
+
+def words(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def whole_numbers(text: str) -> list[int]:
@@ -63,10 +76,6 @@ def add_evaluate(commands: Any) -> None:
     add_backbone(command)
     command.add_argument("--protocol", choices=("knn", "linear"), required=True, help="how to judge")
     command.add_argument("--data", required=True, help="labelled images: a name, name=path, a folder, a list or a pack")
-    command.add_argument(
-        "--holdout", type=float, help="share for testing where there is no val split (default: the run's, else 0.1)"
-    )
-    command.add_argument("--classes", metavar="A,B,..", help="only these classes, by name (default: the run's)")
     command.add_argument("--seed", type=int, default=0, help="of the linear layer and its held-out tenth")
     knn = command.add_argument_group("knn")
     knn.add_argument(
@@ -98,8 +107,7 @@ def add_evaluate(commands: Any) -> None:
 def run_evaluate(options: argparse.Namespace) -> None:
     from antipode.evaluation.evaluate import evaluate
 
-    classes = options.classes.split(",") if options.classes else None
-    settings: dict[str, Any] = {"seed": options.seed, "holdout": options.holdout, "classes": classes}
+    settings: dict[str, Any] = {"seed": options.seed}
     if options.protocol == "knn":
         settings |= {"k": options.k, "temperature": options.temperature}
     else:
@@ -116,7 +124,10 @@ def run_evaluate(options: argparse.Namespace) -> None:
 
 
 def backbone_options(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("features", "batch_size", "device", "max_broken", "backbone", "stem", "image_size", "channels")
+    names = (
+        "features", "batch_size", "device", "holdout", "classes", "max_broken", "backbone", "stem", "image_size",
+        "channels",
+    )  # fmt: skip
     return {name: getattr(options, name) for name in names}
 
 
@@ -132,9 +143,10 @@ def print_result(result: dict[str, Any]) -> None:
 
 def print_broken(broken: dict[str, str]) -> None:
     from antipode.data.broken import describe
+    from antipode.data.images import printable
 
     for line in describe(broken):
-        print(line.encode(errors="backslashreplace").decode(), file=sys.stderr)
+        print(printable(line), file=sys.stderr)
 
 
 def add_embed(commands: Any) -> None:
@@ -156,6 +168,7 @@ def add_embed(commands: Any) -> None:
 
 
 def run_embed(options: argparse.Namespace) -> None:
+    from antipode.data.images import printable
     from antipode.evaluation.embed import embed
 
     if not (options.out or options.neighbours or options.duplicates):
@@ -170,4 +183,4 @@ def run_embed(options: argparse.Namespace) -> None:
             print(f"wrote {path}")
     print_broken(found.broken)
     for first, second, score in found.duplicates:
-        print(f"{score:.4f}  {found.names[first]}  {found.names[second]}")
+        print(f"{score:.4f}  {printable(found.names[first])}  {printable(found.names[second])}")

@@ -129,7 +129,8 @@ class Loader:
         if not decoded:
             return False
         expected = Canvas.of(decoded).nbytes / len(decoded) * count
-        return expected <= BUDGET.get(self.device.type, BUDGET["cpu"]) * free_memory(self.device)
+        places = {torch.device("cpu"), self.device}  # they are gathered on the CPU, wherever they end
+        return all(expected <= BUDGET.get(place.type, BUDGET["cpu"]) * free_memory(place) for place in places)
 
     def _decode_all(self, progress: Callable[[int, int], None] | None) -> tuple[Canvas, Tensor, Tensor]:
         """The good images on the device; for each index the index delivered, and its place on the canvas."""

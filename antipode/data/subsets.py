@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from antipode.data.images import Images
 from antipode.errors import UsageError, nearest
-from antipode.randomness import generator, stream
+from antipode.randomness import stream
 
 
 def hold_out(images: Images, split: str, share: float, seed: int) -> Images:
@@ -26,9 +25,8 @@ def hold_out(images: Images, split: str, share: float, seed: int) -> Images:
             f"{images.name} has no validation images: it is not divided into train/ and val/, and the held-out "
             f"share is {share:g} of {len(images)} images. Give holdout > 0, or a folder with train/ and val/."
         )
-    ranks = np.array([stream(seed, f"holdout/{name}") for name in images.names], np.int64)
     chosen = np.zeros(len(images), bool)
-    chosen[np.argsort(ranks, kind="stable")[:count]] = True
+    chosen[order_by_name(images, "holdout", seed)[:count]] = True
     return images.subset(np.flatnonzero(chosen if split == "val" else ~chosen))
 
 
@@ -57,9 +55,15 @@ def keep_fraction(images: Images, fraction: float, seed: int) -> Images:
     if fraction == 1:
         return images
     labels = np.zeros(len(images), np.int64) if images.labels is None else images.labels
-    order = torch.randperm(len(images), generator=generator(seed, "fraction")).numpy()
+    order = order_by_name(images, "fraction", seed)
     kept = []
     for label in np.unique(labels):
         members = order[labels[order] == label]
         kept.append(members[: max(1, round(fraction * len(members)))])
     return images.subset(np.sort(np.concatenate(kept)))
+
+
+def order_by_name(images: Images, purpose: str, seed: int) -> np.ndarray:
+    """Indices (N,) in an order drawn by the seed, in which a name has a rank of its own, whatever the other names."""
+    ranks = np.array([stream(seed, f"{purpose}/{name}") for name in images.names], np.int64)
+    return np.argsort(ranks, kind="stable")

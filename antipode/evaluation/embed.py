@@ -13,10 +13,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from antipode.data.source import Data, Images, open_images, open_splits
+from antipode.data.subsets import keep_classes
 from antipode.devices import memory_errors, pick_device
 from antipode.errors import UsageError
 from antipode.evaluation.embedding import check_path, near_duplicates, neighbour_sheet, save_features
-from antipode.evaluation.evaluate import MEMORY_ADVICE, Subject
+from antipode.evaluation.evaluate import MEMORY_ADVICE, Subject, check_features, division
 from antipode.loading import Spec, load
 from antipode.terminal import bars
 
@@ -42,10 +43,12 @@ def embed(
     features: str = "backbone",
     batch_size: int = 256,
     device: str = "auto",
+    holdout: float | None = None,
+    classes: Sequence[str] | None = None,
     max_broken: float | None = None,
     **architecture: Any,
 ) -> Embedded:
-    """Features of every image of `data`.
+    """Features of every image of `data`, or of one split of it, divided as `evaluate` divides it.
 
     out: also as a .npz or .parquet file. neighbours: a contact sheet of images and their nearest, as a picture
     file. duplicates: also pairs with at least this cosine. max_broken: the share of unreadable images that may be
@@ -55,8 +58,13 @@ def embed(
         check_path(out)
     if duplicates is not None and not 0 < duplicates <= 1:
         raise UsageError(f"duplicates: given {duplicates}; a cosine above 0 and up to 1 is allowed, e.g. 0.98.")
+    check_features(features)
     loaded = load(what, features=features, **architecture)
-    images = whole(data) if split == "all" else open_images(data, split)
+    if split == "all":
+        images = whole(data) if classes is None else keep_classes(whole(data), classes)
+    else:
+        holdout, classes = division(loaded, data, holdout, classes)
+        images = open_images(data, split, holdout=holdout, classes=classes)
     with bars() as progress, memory_errors(MEMORY_ADVICE):
         subject = Subject(loaded, pick_device(device), batch_size, progress, max_broken)
         loader = subject.loader(images)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from antipode.data.canvas import Canvas
+from antipode.data.images import printable
 from antipode.data.loader import Loader
 from antipode.errors import AntipodeError, UsageError
 from antipode.evaluation.inputs import usable_rows
@@ -78,7 +79,7 @@ def _write_parquet(file: IO[bytes], arrays: dict[str, np.ndarray], meta: str) ->
 
     features = arrays["features"]
     rows = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), features.shape[1])
-    columns = {"name": pa.array(arrays["names"]), "features": rows}
+    columns = {"name": pa.array([printable(name) for name in arrays["names"].tolist()]), "features": rows}
     if "labels" in arrays:
         columns["label"] = pa.array(arrays["labels"])
         if "classes" in arrays:
@@ -103,7 +104,7 @@ def neighbour_sheet(
     sheet = rows[torch.cat([queries[:, None], nearest], 1)]  # (count, 1 + k)
     pictures = [[_shown(canvas, n) for n in range(len(canvas))] for _, canvas in loader.batches(sheet.unbind())]
     captions = [
-        f"{names[int(shown[0])]}\ncosine {score[0]:.2f} to {score[-1]:.2f}"
+        f"{printable(names[int(shown[0])])}\ncosine {score[0]:.2f} to {score[-1]:.2f}"
         for shown, score in zip(sheet, scores, strict=True)
     ]
     return contact_sheet(pictures, captions)

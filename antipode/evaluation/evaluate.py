@@ -49,18 +49,15 @@ def evaluate(
     """Judge `what` (a run, a checkpoint, a file of weights, `random`, `torchvision:NAME`, a module) on `data`.
 
     protocol: `knn` with k (default: 20 and 200, or what the images allow) and temperature, or `linear` with the row
-    of PROTOCOLS, lr, epochs, and augment for the faithful form. holdout, classes and max_broken are the run's own
-    unless given, so that no image is tested on that was trained on. architecture: backbone, stem, image_size, channels
-    for what is no run. The result is returned and, for a run, added to its results.json. Numbers are percent, of the
-    last epoch.
+    of PROTOCOLS, lr, epochs, and augment for the faithful form. holdout and max_broken are the run's own unless given,
+    and so are the classes on the run's own data. architecture: backbone, stem, image_size, channels for what is no run.
+    The result is returned and, for a run, added to its results.json. Numbers are percent, of the last epoch.
     """
     check_word("protocol", protocol, ("knn", "linear"))
-    check_word("features", features, ("backbone", "embedding"))
+    check_features(features)
     rules = linear_protocol(row, lr, epochs) if protocol == "linear" else None
     loaded = load(what, features=features, seed=seed, **architecture)
-    own = loaded.run.config if loaded.run is not None else None
-    holdout = (own.holdout if own else 0.1) if holdout is None else holdout
-    classes = (own.classes if own else None) if classes is None else classes
+    holdout, classes = division(loaded, data, holdout, classes)
     constants: dict[str, Any] = {"holdout": holdout, "classes": classes}
     with bars() as progress, memory_errors(MEMORY_ADVICE):
         subject = Subject(loaded, pick_device(device), batch_size, progress, max_broken)
@@ -78,7 +75,7 @@ def evaluate(
     broken = train.loader.broken | test.loader.broken
     result = {
         "protocol": protocol,
-        "data": os.fspath(data) if isinstance(data, str | os.PathLike) else "custom",
+        "data": data_name(data),
         "value": {name: round(number, 2) for name, number in value.items()},
         "epoch": loaded.epoch,
         "seed": loaded.seed if loaded.seed is not None else seed,
@@ -97,6 +94,30 @@ def evaluate(
 def check_word(field: str, word: str, allowed: tuple[str, ...]) -> None:
     if word not in allowed:
         raise UsageError(f"{field}: {word!r} is not known.{nearest(word, allowed)} Allowed: {', '.join(allowed)}.")
+
+
+def check_features(features: str) -> None:
+    check_word("features", features, ("backbone", "embedding"))
+
+
+def data_name(data: Data) -> str:
+    """As runs and results record it."""
+    return os.fspath(data) if isinstance(data, str | os.PathLike) else "custom"
+
+
+def division(
+    loaded: Loaded, data: Data, holdout: float | None, classes: Sequence[str] | None
+) -> tuple[float, Sequence[str] | None]:
+    """The held-out share and the classes: what was asked, else the run's own, so that no training image is tested on.
+
+    The classes of a run are those of its own data; other data may not have them.
+    """
+    own = loaded.run.config if loaded.run is not None else None
+    if holdout is None:
+        holdout = own.holdout if own else 0.1
+    if classes is None and own and os.path.abspath(own.data) == os.path.abspath(data_name(data)):
+        classes = own.classes
+    return holdout, classes
 
 
 def check_k(k: Sequence[int] | None, bank: int) -> None:

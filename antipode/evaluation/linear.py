@@ -62,7 +62,7 @@ class Layers:
 
     def finite(self) -> Tensor:
         """(L,) which of them have not diverged."""
-        return self.weight.flatten(1).isfinite().all(1).cpu()
+        return (self.weight.flatten(1).isfinite().all(1) & self.bias.isfinite().all(1)).cpu()
 
     def __call__(self, features: Tensor) -> Tensor:
         """(N, F) to scores (N, L, C)."""
@@ -114,27 +114,37 @@ def linear(
         batches = shuffled_batches(train, train_labels, indices, protocol.batch_size, seed)
         report = progress and (lambda epoch: progress(epochs_before + epoch))
         layers = train_linear(batches, test.shape[1], classes, protocol, seed=seed, device=device, progress=report)
-        if not layers.finite().any():
-            raise AntipodeError(
-                f"linear: the classifier diverged with lr {protocol.lr}. Take a lower one, and leave out "
-                "images without finite features (usable_rows)."
-            )
+        require_any(layers.finite(), protocol)
         return layers
 
     held_out: list[float | None] = [None] * len(protocol.lr)
+    survives = torch.ones(len(protocol.lr), dtype=torch.bool)
     choosing = len(protocol.lr) > 1
     if choosing:
         kept, held = stratified_split(train_labels, HELD_OUT, generator(seed, "linear-held-out"))
         features = train.still(held)
         whole = usable_rows(features)
-        held_out = top_accuracies(fit(kept, 0), features[whole], train_labels[held[whole]])[:, 0].tolist()
+        tried = fit(kept, 0)
+        survives = tried.finite()
+        held_out = top_accuracies(tried, features[whole], train_labels[held[whole]])[:, 0].tolist()
     layers = fit(torch.arange(len(train_labels)), protocol.epochs if choosing else 0)
+    survives = survives & layers.finite()
+    require_any(survives, protocol)
     tops = top_accuracies(layers, test, test_labels).tolist()
     rates = tuple(
         Rate(lr, held, top[0], top[4] if classes > 5 else None)
         for lr, held, top in zip(protocol.lr, held_out, tops, strict=True)
     )
-    return LinearResult(max(rates, key=lambda rate: rate.held_out or 0.0), rates)
+    eligible = [rate for rate, alive in zip(rates, survives.tolist(), strict=True) if alive]
+    return LinearResult(max(eligible, key=lambda rate: rate.held_out or 0.0), rates)
+
+
+def require_any(survives: Tensor, protocol: LinearProtocol) -> None:
+    if not survives.any():
+        raise AntipodeError(
+            f"linear: the classifier diverged with lr {protocol.lr}. Take a lower one, and leave out "
+            "images without finite features (usable_rows)."
+        )
 
 
 def count_classes(train_labels: Tensor, test_labels: Tensor) -> int:

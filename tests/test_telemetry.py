@@ -1,0 +1,71 @@
+"""A collapse, a starving loader, a NaN and too little memory are said aloud, with what to do."""
+
+import json
+
+import pytest
+import torch
+
+from antipode.devices import memory_errors
+from antipode.errors import AntipodeError
+from antipode.training.telemetry import Log, Meter, check_finite, read_metrics, spread, warnings
+
+HEALTHY = {"step": 100, "feature_deviation": 0.8, "effective_rank": 30.0, "wait_share": 0.02}
+
+
+def test_a_healthy_run_is_left_in_peace():
+    assert list(warnings(HEALTHY)) == []
+
+
+@pytest.mark.parametrize(
+    ("sign", "said"),
+    [
+        ({"feature_deviation": 0.01}, ["collapse", "0.010", "--lr"]),
+        ({"effective_rank": 1.1}, ["collapse", "1.1", "--lr"]),
+        ({"wait_share": 0.6}, ["starving", "60%", "antipode pack", "--workers"]),
+    ],
+)
+def test_what_is_wrong_is_named_with_the_number_that_shows_it_and_what_to_do(sign, said):
+    (warning,) = warnings(HEALTHY | sign)
+    assert all(part in warning for part in said)
+
+
+def test_a_fresh_network_is_not_called_collapsed():
+    assert list(warnings(HEALTHY | {"step": 3, "feature_deviation": 0.01})) == []
+
+
+def test_real_embeddings_are_told_apart_from_collapsed_ones():
+    torch.manual_seed(0)
+    spread_out = spread(torch.nn.functional.normalize(torch.randn(256, 32), dim=1))
+    collapsed = spread(torch.nn.functional.normalize(torch.randn(1, 32) + 1e-4 * torch.randn(256, 32), dim=1))
+    assert list(warnings(HEALTHY | spread_out)) == []
+    assert any("collapse" in warning for warning in warnings(HEALTHY | collapsed))
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_stops_the_run(loss):
+    with pytest.raises(AntipodeError, match=r"step 7.*lower --lr"):
+        check_finite(loss, 7, "There is no checkpoint yet.")
+
+
+def test_running_out_of_memory_says_what_to_lower():
+    with pytest.raises(AntipodeError, match="Lower --batch-size"), memory_errors("Lower --batch-size."):
+        torch.empty(10**14)
+    with pytest.raises(RuntimeError, match="size"), memory_errors("Lower --batch-size."):
+        torch.zeros(2) @ torch.zeros(3)
+
+
+def test_means_are_over_all_steps_since_the_last_line():
+    meter = Meter()
+    for value in (1.0, 2.0, 6.0):
+        meter.add({"loss": torch.tensor(value)}, images=10, waited=0.0)
+    assert meter.read()["loss"] == pytest.approx(3.0)
+
+
+def test_opening_the_log_drops_what_lies_after_the_step_resumed_from_and_a_line_cut_short(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 5}\n{"step": 9}\n{"st')
+    log = Log(path, None, from_step=5)
+    log.write({"step": 6})
+    log.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 5, 6]
+    assert [line["step"] for line in read_metrics(path)] == [1, 5, 6]
