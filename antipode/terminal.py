@@ -70,14 +70,14 @@ class Terminal:
             self.progress.update(self.task, completed=step)
 
     def line(self, record: dict[str, Any]) -> None:
-        text = describe(record, self.epochs)
-        if self.progress is not None:
-            self.progress.update(self.task, description=text)
-            return
+        if self.progress is not None:  # the bar knows the time left, and must stay narrow enough to show it
+            brief = f"epoch {record['epoch']}/{self.epochs}  loss {record['loss']:.3f}"
+            speed = f"{record['images_per_second']:,.0f} images/s  wait {record['wait_share']:.0%}"
+            self.progress.update(self.task, description=f"{brief}  {speed}")
         last = record["step"] == self.steps
         if last or time.monotonic() - self.printed > QUIET_SECONDS:
             self.printed = time.monotonic()
-            self.say(f"{text}  {self.time_left(record['step'])}")
+            self.say(f"{describe(record, self.epochs)}  {self.time_left(record['step'])}")
 
     def time_left(self, step: int) -> str:
         if self.first is None or step <= self.first[0]:
