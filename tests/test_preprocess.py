@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -67,11 +66,6 @@ def test_pil_modes_and_orientation_are_those_of_the_file(tmp_path: Path) -> None
     preprocess = Preprocess(16, 16, MEAN, STD)
     for path in sorted(tmp_path.iterdir()):
         assert torch.equal(preprocess.image(Image.open(path)), preprocess.image(path)), path.name
-
-
-def test_survives_json() -> None:
-    preprocess = Preprocess(24, 28, (0.5,), (0.25,), channels=1, depth=16)
-    assert Preprocess.from_dict(json.loads(json.dumps(preprocess.to_dict()))) == preprocess
 
 
 def test_sizes_and_statistics_that_do_not_fit_are_refused() -> None:

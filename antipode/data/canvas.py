@@ -85,21 +85,6 @@ class Canvas:
         """Some of the images, sharing this canvas's pixels. indices: (n,) int64 on the CPU."""
         return replace(self, offsets=self.offsets[indices], heights=self.heights[indices], widths=self.widths[indices])
 
-    def padded(self) -> Tensor:
-        """(N, C, H, W) of the pixels' dtype on their device, H and W the largest of the batch.
-
-        What lies right of and below an image is some other pixel: callers weigh it with zero.
-        """
-        height, width = int(self.heights.max()), int(self.widths.max())
-        offsets, widths = (t.to(self.device, non_blocking=True) for t in (self.offsets, self.widths))
-        rows = torch.arange(height, device=self.device)[:, None]
-        columns = torch.arange(width, device=self.device)
-        where = offsets[:, None, None] + rows * widths[:, None, None] + columns  # (N, H, W)
-        same_size = bool((self.heights == height).all() and (self.widths == width).all())
-        if not same_size:
-            where.clamp_(max=len(self.pixels) - 1)
-        return self.pixels[where].permute(0, 3, 1, 2)
-
     def image(self, n: int) -> np.ndarray:
         """Image n as an (H, W, C) array."""
         height, width, start = int(self.heights[n]), int(self.widths[n]), int(self.offsets[n])

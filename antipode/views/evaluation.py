@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -70,11 +68,3 @@ class Preprocess:
             picture = picture_array(plain_mode(ImageOps.exif_transpose(picture)))
         array = decode(picture, channels=self.channels, depth=self.depth)
         return self(Canvas.of([array]))[0]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {**asdict(self), "mean": list(self.mean), "std": list(self.std)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
-        return cls(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
