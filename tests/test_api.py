@@ -101,7 +101,7 @@ def trained(tmp_path_factory):
 def test_a_loaded_backbone_with_its_transform_gives_the_embedded_features(trained, tmp_path):
     backbone, transform = antipode.load_backbone(trained), antipode.load_transform(trained)
     assert not backbone.training
-    found = antipode.embed(trained, data=pictures(), batch_size=7)
+    found = antipode.embed(trained, data=pictures(), batch_size=7, device="cpu")
     one = backbone(transform.image(pictures()[5])[None])
     torch.testing.assert_close(one[0].detach(), found.features[5], rtol=1e-4, atol=1e-5)
     Image.fromarray(pictures()[5]).save(tmp_path / "5.png")
@@ -151,7 +151,9 @@ def test_training_leaves_the_evaluated_backbone_as_it_is(trained):
     method.load_state_dict({k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")})
     loader = Loader(open_images(pictures(), holdout=0.0))
     by_hand = extract(method.backbone, loader, antipode.load_transform(trained))
-    torch.testing.assert_close(by_hand, antipode.embed(trained, data=pictures()).features, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        by_hand, antipode.embed(trained, data=pictures(), device="cpu").features, rtol=1e-4, atol=1e-5
+    )
     assert meta["epoch"] == 2
 
 

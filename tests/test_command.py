@@ -118,7 +118,9 @@ def test_a_pack_gives_the_same_run_as_its_folder(trained, tmp_path):
 
 
 def test_a_flat_folder_needs_nothing_but_its_name(photos, tmp_path):
-    done = command("pretrain", "moco-v2", "--data", photos, "--out", tmp_path / "run", "--epochs", "1")
+    done = command(
+        "pretrain", "moco-v2", "--data", photos, "--out", tmp_path / "run", "--epochs", "1", "--device", "cpu"
+    )
     assert done.returncode == 0, done.stderr
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["image_size"] == 32 and config["batch_size"] == 4 and config["backbone"] == "resnet-tiny"
