@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from antipode.errors import UsageError
-from antipode.modules.backbones import TINY, build_backbone, feature_dim
+from antipode.modules.backbones import StemConv, TINY, build_backbone, feature_dim
 from antipode.modules.heads import projection_head
 from antipode.modules.norms import GroupedBatchNorm2d, group_batch_norms
 from antipode.modules.queue import KeyQueue
@@ -131,6 +131,17 @@ def test_heads_have_the_papers_shapes():
     assert projection_head("mlp", 512, 128)[0].out_features == 512
     assert projection_head("mlp", 512, 128, hidden=64)[2].in_features == 64
     assert isinstance(projection_head("linear", 512, 128), nn.Linear)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_the_stem_in_blocks_is_the_stem(channels):
+    stem = StemConv(channels).double()
+    images = torch.randn(2, channels, 20, 34, dtype=torch.float64)
+    plain, blocked = stem(images), stem.blocked(images)
+    torch.testing.assert_close(blocked, plain, rtol=0, atol=1e-12)
+    pull = torch.randn_like(plain)
+    gradients = [torch.autograd.grad(out, stem.weight, pull)[0] for out in (plain, blocked)]
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize(("name", "features", "millions"), [("resnet18", 512, 11.2), ("resnet50", 2048, 23.5)])
