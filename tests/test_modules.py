@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from antipode.errors import UsageError
-from antipode.modules.backbones import StemConv, TINY, build_backbone, feature_dim
+from antipode.modules.backbones import TINY, StemConv, build_backbone, feature_dim
 from antipode.modules.heads import projection_head
 from antipode.modules.norms import GroupedBatchNorm2d, group_batch_norms
 from antipode.modules.queue import KeyQueue
