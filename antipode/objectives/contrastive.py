@@ -16,14 +16,23 @@ per query, a log-sum-exp and a count; sources add; the formula below never sees 
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from antipode.errors import UsageError
+
 # Stands for the score of a negative that does not count. Finite, so that a query without any negative has a
 # gradient of zero and not of NaN; exp of it is zero in every floating type.
 NOTHING = -1e30
+
+TRITON = find_spec("triton") is not None
+FUSED_DIM = 256  # the fused form keeps a block of whole queries on the chip
+FUSED_MEMORY = 196_608  # bytes of shared memory that its largest tiles take: an H100 has them, an A100 has not
+FUSED_SCORES = 2**22  # N x K from which it is the faster
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,41 @@ def scores(query: Tensor, others: Tensor, temperature: float) -> Tensor:
     return torch.einsum("nd,nkd->nk", query, others) / temperature
 
 
+def why_not_fused(query: Tensor, negatives: Tensor) -> str | None:
+    """What forbids the fused form for these negatives, if anything does."""
+    if not TRITON:
+        return "Triton is not installed"
+    if not query.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        return f"the queries are on the {query.device.type}"
+    if negatives.dim() != 2:
+        return "each query has negatives of its own"
+    if negatives.requires_grad:
+        return "the negatives take a gradient"
+    if query.dtype == torch.float64 or negatives.dtype == torch.float64:
+        return "the inputs are float64"
+    if query.shape[1] > FUSED_DIM:
+        return f"the vectors have {query.shape[1]} dimensions, more than {FUSED_DIM}"
+    return None
+
+
+def fused_pays(query: Tensor, negatives: Tensor) -> bool:
+    """Whether the fused form is possible here and the faster one: many scores, on a card its tiles were cut for."""
+    return (
+        query.is_cuda
+        and query.shape[0] * negatives.shape[0] >= FUSED_SCORES
+        and torch.cuda.get_device_properties(query.device).shared_memory_per_block_optin >= FUSED_MEMORY
+        and why_not_fused(query, negatives) is None
+    )
+
+
+def fused_negatives(query: Tensor, negatives: Tensor, temperature: float, mask: Tensor | None) -> Negatives:
+    """The negatives (K, D) of each query (N, D) in one pass over them: no (N, K) scores are held."""
+    from antipode.objectives.fused import lse_of_negatives  # the only place that needs Triton
+
+    lse = lse_of_negatives(query, negatives, temperature, mask)
+    return Negatives(lse, len(negatives) if mask is None else mask.sum(dim=1))
+
+
 def contrastive_loss(
     mean: Tensor, variance: Tensor, negatives: Negatives, *, alpha: float | None, variance_weight: float
 ) -> Tensor:
@@ -58,8 +102,9 @@ def contrastive_loss(
     positive = mean + 0.5 * variance_weight * variance
     margin: Tensor | float = 0.0
     if alpha is not None:  # log(alpha/K) on every negative score is EqCo's margin over tau
-        count = torch.as_tensor(negatives.count, dtype=mean.dtype, device=mean.device)
-        margin = math.log(alpha) - count.clamp(min=1).log()
+        count = negatives.count  # a number stays on the host: moving it would break a recording of the step
+        log_count = math.log(max(count, 1)) if isinstance(count, int) else count.to(mean.dtype).clamp(min=1).log()
+        margin = math.log(alpha) - log_count
     return torch.logaddexp(positive, negatives.lse + margin) - mean
 
 
@@ -74,6 +119,7 @@ def info_nce(
     extra_scores: Tensor | None = None,
     mask: Tensor | None = None,
     reduction: str = "mean",
+    fused: bool | None = None,
 ) -> Tensor:
     """The contrastive loss of N queries; a scalar, or (N,) with reduction="none".
 
@@ -84,12 +130,22 @@ def info_nce(
 
     Nothing is normalised here: pass unit vectors where the method wants cosines. Scores are float32 (float64
     for float64 inputs) whatever the autocast type.
+
+    fused: take the negatives in one pass that never holds their (N, K) scores. It needs CUDA, and shared negatives
+    without gradient; None takes it where it pays. It reads bfloat16 negatives as they are, which is fastest.
     """
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
+    if fused is None:
+        fused = fused_pays(query, negatives)
+    elif fused and (reason := why_not_fused(query, negatives)):
+        raise UsageError(f"fused: given True, but {reason}. Leave it out, or give False.")
     with torch.autocast(query.device.type, enabled=False):
-        query, keys, negatives = query.to(dtype), keys.to(dtype), negatives.to(dtype)
+        if fused:
+            against = fused_negatives(query, negatives, temperature, mask)
+        else:
+            against = negatives_of_scores(scores(query.to(dtype), negatives.to(dtype), temperature), mask)
+        query, keys = query.to(dtype), keys.to(dtype)
         positive = scores(query, keys if keys.dim() == 3 else keys[:, None], temperature)  # (N, M)
-        against = negatives_of_scores(scores(query, negatives, temperature), mask)
         if extra_scores is not None:
             against = against + negatives_of_scores(extra_scores.to(dtype))
         loss = contrastive_loss(
