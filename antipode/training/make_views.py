@@ -24,13 +24,13 @@ def make_views_of(config: Config, count: int, custom: CustomView | None, compile
 
 def standard_views(config: Config, count: int, compiled: bool) -> MakeViews:
     rules = policy(config)
-    rendered = torch.compile(render, dynamic=False) if compiled else render
+    plain = torch.compile(render, dynamic=False) if compiled else render
     assert config.mean is not None and config.std is not None
     size, mean, std = config.image_size, config.mean, config.std
 
     def make(canvas: Canvas, purpose: str, number: int) -> list[Tensor]:
         tables = (draw(rules, len(canvas), generator(config.seed, purpose, number, view)) for view in range(count))
-        return [apply(canvas, table, size=size, mean=mean, std=std, render=rendered) for table in tables]
+        return [apply(canvas, table, size=size, mean=mean, std=std, plain=plain) for table in tables]
 
     return make
 

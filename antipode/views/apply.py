@@ -2,12 +2,14 @@
 
 Equal to torchvision's v2 functions on float32 in [0, 1] with the same parameters, image by image, but done for the
 whole batch at once where the canvas lives. The host turns the table into one small tensor of numbers per image;
-what the device does with it has fixed shapes and waits for nothing, so it can be compiled as it is.
+what the device does with it has fixed shapes and waits for nothing, so it can be compiled as it is. `render` is that
+part in plain torch, the reference; `fused.render` is the same as Triton kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -21,6 +23,7 @@ from antipode.views.draw import Table, crop_boxes
 from antipode.views.policies import Policy
 from antipode.views.resample import Axis, chunks, cut, places, resample
 
+TRITON = find_spec("triton") is not None
 NO_BLUR = 1e-3  # a deviation so small that the kernel is exactly one pixel
 
 
@@ -29,7 +32,7 @@ class Frame(NamedTuple):
 
     policy: Policy
     size: int
-    height: int  # of the largest image
+    height: int  # of the largest image; the fused form does without
     width: int
     full_scale: int
     mean: tuple[float, ...]
@@ -89,12 +92,9 @@ def _render(pixels: Tensor, numbers: Tensor, frame: Frame) -> Tensor:
 
 
 def blur(x: Tensor, sigma: Tensor) -> Tensor:
-    """Gaussian blur with reflected borders. x: (N, C, S, S); sigma: (N,), in pixels.
-
-    The kernel spans the odd number of pixels nearest to a tenth of the image, at least 3, as in SimCLR.
-    """
+    """Gaussian blur with reflected borders. x: (N, C, S, S); sigma: (N,), in pixels."""
     size = x.shape[-1]
-    reach = max(1, size // 20)
+    reach = blur_reach(size)
     offsets = torch.arange(-reach, reach + 1, device=x.device)
     kernel = torch.softmax(-(offsets**2) / (2 * sigma[:, None] ** 2), dim=1)  # (N, K)
 
@@ -106,6 +106,11 @@ def blur(x: Tensor, sigma: Tensor) -> Tensor:
     return resample(x, matrix, matrix)
 
 
+def blur_reach(size: int) -> int:
+    """The kernel spans the odd number of pixels nearest to a tenth of the image, at least 3, as in SimCLR."""
+    return max(1, size // 20)
+
+
 def apply(
     canvas: Canvas,
     table: Table,
@@ -113,11 +118,11 @@ def apply(
     size: int,
     mean: Sequence[float],
     std: Sequence[float],
-    render: Render = render,
+    plain: Render = render,
 ) -> Tensor:
     """(N, C, size, size) float32 on the canvas's device: one normalised view of each image.
 
-    render: the function of this name, or what torch.compile makes of it.
+    Made by the fused kernels where they can run; elsewhere by `plain`: `render`, or what torch.compile makes of it.
     """
     if not len(mean) == len(std) == canvas.channels:
         raise UsageError(
@@ -125,8 +130,18 @@ def apply(
             "values; give one value per channel"
         )
     numbers = send(parameters(canvas, table, size), canvas.device)
+    height, width = int(canvas.heights.max()), int(canvas.widths.max())
+    frame = Frame(table.policy, size, height, width, canvas.full_scale, tuple(mean), tuple(std))
+    if can_fuse(canvas):
+        from antipode.views import fused  # needs Triton
+
+        return fused.render(canvas.pixels, numbers, frame)
     parts = []
     for begin, end, height, width in chunks(canvas):
-        frame = Frame(table.policy, size, height, width, canvas.full_scale, tuple(mean), tuple(std))
-        parts.append(render(canvas.pixels, numbers[begin:end], frame))
+        parts.append(plain(canvas.pixels, numbers[begin:end], frame._replace(height=height, width=width)))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def can_fuse(canvas: Canvas) -> bool:
+    """Whether the kernels of `fused` can make the views: three channels on CUDA, with Triton installed."""
+    return TRITON and canvas.device.type == "cuda" and canvas.channels == 3
