@@ -75,7 +75,7 @@ def torchvision_backbone(name: str, channels: int, stem: str, weights: str | Non
     else:
         stem_conv = StemConv(channels)
         if channels == 3:
-            stem_conv.load_state_dict(model.conv1.state_dict())
+            stem_conv.load_state_dict(model.get_submodule("conv1").state_dict())
         model.conv1 = stem_conv
     return model
 

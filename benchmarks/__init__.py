@@ -1,0 +1,1 @@
+"""What antipode is measured by: `python -m benchmarks.speed` and its neighbours."""

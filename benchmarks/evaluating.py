@@ -1,0 +1,82 @@
+"""What evaluation costs: features, k-NN, linear probes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from antipode.data.loader import Loader
+from antipode.data.python_data import from_array
+from antipode.devices import pick_precision
+from antipode.evaluation.features import CachedFeatures, extract, forward, frozen
+from antipode.evaluation.knn import knn
+from antipode.evaluation.linear import PROTOCOLS, linear
+from antipode.views.evaluation import Preprocess
+from benchmarks.measuring import Results, Row, milliseconds
+from benchmarks.steps import on_device, settings
+
+CLASSES = 10
+BATCH = 256
+RATES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+PROBE_EPOCHS = 5
+
+
+def time_evaluation(results: Results, tiny: bool) -> None:
+    device = results.device
+    bank, queries, k = (500, 100, 20) if tiny else (50_000, 10_000, 200)
+    backbone = "resnet-tiny, 16x16" if tiny else "resnet18 with the small stem, 32x32"
+    results.section("features", f"{bank:,} resident images, {backbone}, batch {BATCH}")
+    results.add("features", "forward passes alone", partial(time_forward, device, tiny))
+    results.add("features", "antipode extract", partial(time_extract, device, tiny, bank))
+    results.section("knn", f"{queries:,} queries on {bank:,} images, k {k}; the bank on the device, queries on the CPU")
+    for dim in (128, 512):
+        results.add("knn", f"{dim} dimensions", partial(time_knn, device, bank, queries, dim, k))
+    results.section("linear", f"{PROBE_EPOCHS} epochs on {bank:,} cached features of 512 dimensions, batch 256")
+    for rates in (RATES[-1:], RATES):
+        name = "1 rate" if len(rates) == 1 else f"{len(rates)} rates, chosen on a tenth and trained again"
+        results.add("linear", name, partial(time_linear, device, bank, rates))
+
+
+def time_forward(device: torch.device, tiny: bool) -> Row:
+    """The most that extraction can reach: the same network on one batch that is ready."""
+    config = settings("resnet18", tiny)
+    backbone = on_device(config, device, compiled=False).backbone
+    images = torch.randn(BATCH, 3, config.image_size, config.image_size, device=device)
+    precision = pick_precision("auto", device)
+    with frozen(backbone):
+        ms = milliseconds(lambda: forward(backbone, images, precision), device)
+    return {"ms": round(ms, 3), "images_per_second": round(1e3 * BATCH / ms)}
+
+
+def time_extract(device: torch.device, tiny: bool, count: int) -> Row:
+    config = settings("resnet18", tiny)
+    backbone = on_device(config, device, compiled=False).backbone
+    size = config.image_size
+    pixels = np.random.default_rng(0).integers(0, 256, (count, size, size, 3), dtype=np.uint8)
+    loader = Loader(from_array(pixels), device=device, resident=True)
+    preprocess = Preprocess(size, size, (0.5,) * 3, (0.25,) * 3)
+    precision = pick_precision("auto", device)
+    work = partial(extract, backbone, loader, preprocess, batch_size=BATCH, device=device, precision=precision)
+    ms = milliseconds(work, device, warm_up=1, rounds=3)
+    return {"ms": round(ms, 2), "images_per_second": round(1e3 * count / ms)}
+
+
+def time_knn(device: torch.device, bank: int, queries: int, dim: int, k: int) -> Row:
+    random = torch.Generator().manual_seed(0)
+    features, labels = torch.randn(bank, dim, generator=random), torch.randint(CLASSES, (bank,), generator=random)
+    asked, truth = torch.randn(queries, dim, generator=random), torch.randint(CLASSES, (queries,), generator=random)
+    work = partial(knn, features.to(device), labels, asked, truth, k=[k])
+    return {"ms": round(milliseconds(work, device, warm_up=1, rounds=3), 2)}
+
+
+def time_linear(device: torch.device, count: int, rates: tuple[float, ...]) -> Row:
+    random = torch.Generator().manual_seed(0)
+    features, labels = torch.randn(count, 512, generator=random), torch.randint(CLASSES, (count,), generator=random)
+    rules = replace(PROTOCOLS["moco"], lr=rates, epochs=PROBE_EPOCHS, drops=())
+    source = CachedFeatures(features.to(device))
+    test, test_labels = features[: count // 5], labels[: count // 5]
+    work = partial(linear, source, labels, test, test_labels, rules, device=device)
+    return {"ms": round(milliseconds(work, device, warm_up=1, rounds=3), 2)}
