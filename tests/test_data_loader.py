@@ -1,13 +1,16 @@
 """Batches are the images asked for, resident or streaming, whatever is broken."""
 
+import io
 import threading
 import time
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from antipode.data import loader as loader_module
+from antipode.data import workers as workers_module
 from antipode.data.canvas import Canvas
 from antipode.data.decode import BrokenImage
 from antipode.data.images import Images
@@ -31,43 +34,47 @@ def batches(loader, *index_lists):
     return list(loader.batches(torch.tensor(indices) for indices in index_lists))
 
 
+# Every way that images take: kept on the device, or streaming; decoded by threads, or by processes
+FORMS = [
+    pytest.param({"resident": resident, "processes": processes}, id=f"{kind}-{workers}")
+    for resident, kind in ((True, "resident"), (False, "streaming"))
+    for processes, workers in ((False, "threads"), (True, "processes"))
+]
+
+
 def assert_shows(canvas, expected):
     assert len(canvas) == len(expected)
     for n, array in enumerate(expected):
         assert np.array_equal(canvas.image(n), array)
 
 
-@pytest.mark.parametrize("resident", [True, False])
-def test_batches_are_the_images_asked_for_in_order(resident):
-    loader = Loader(images(), resident=resident, workers=3)
+@pytest.mark.parametrize("form", FORMS)
+def test_batches_are_the_images_asked_for_in_order(form):
+    loader = Loader(images(), workers=3, **form)
     asked = [[5, 0, 39], [7], [7, 7, 1, 2], *([n] for n in range(20))]
     got = batches(loader, *asked)
     assert [indices.tolist() for indices, _ in got] == asked
     for (_, canvas), indices in zip(got, asked, strict=True):
         assert_shows(canvas, [ARRAYS[n] for n in indices])
-    assert loader.resident is resident and loader.broken == {} and len(loader) == 40
+    assert loader.resident is form["resident"] and loader.broken == {} and len(loader) == 40
 
 
 @pytest.mark.parametrize("broken", [{3}, {3, 4, 5}, {38, 39}, {0, 39}])
-def test_resident_and_streaming_replace_broken_images_alike(broken):
+@pytest.mark.parametrize("form", FORMS)
+def test_broken_images_are_named_and_replaced_by_the_next_good_one(broken, form):
     order = torch.randperm(40, generator=torch.Generator().manual_seed(0)).split(7)
-    results = []
-    for resident in (True, False):
-        loader = Loader(images(broken), resident=resident, workers=3, max_broken=0.1)
-        results.append(list(loader.batches(order)))
-        assert loader.broken == {f"p{n}": "smashed" if n % 2 else "disk gone" for n in sorted(broken)}
-    for asked, (kept, canvas), (streamed, other) in zip(order, *results, strict=True):
-        assert torch.equal(kept, streamed)
+    loader = Loader(images(broken), workers=3, max_broken=0.1, **form)
+    for asked, (delivered, canvas) in zip(order, loader.batches(order), strict=True):
         expected = [next(m % 40 for m in range(n, n + 40) if m % 40 not in broken) for n in asked.tolist()]
-        assert kept.tolist() == expected  # the indices say which image it really is
+        assert delivered.tolist() == expected  # the indices say which image it really is
         assert_shows(canvas, [ARRAYS[n] for n in expected])
-        assert_shows(other, [ARRAYS[n] for n in expected])
+    assert loader.broken == {f"p{n}": "smashed" if n % 2 else "disk gone" for n in sorted(broken)}
 
 
-@pytest.mark.parametrize("resident", [True, False])
-def test_too_many_broken_images_are_an_error_that_names_them(resident):
+@pytest.mark.parametrize("form", FORMS)
+def test_too_many_broken_images_are_an_error_that_names_them(form):
     def use(max_broken, broken=(2, 9)):
-        return batches(Loader(images(broken), resident=resident, max_broken=max_broken), list(range(40)))
+        return batches(Loader(images(broken), workers=2, max_broken=max_broken, **form), list(range(40)))
 
     assert len(use(0.05)) == 1  # 2 of 40
     for share in (0.02, 0.0):  # 1 of 40, rounded up, and none
@@ -91,15 +98,15 @@ def test_images_for_the_gpu_must_fit_the_cpu_too_where_they_are_gathered(monkeyp
     assert Loader(images(), device="cuda").resident is False  # nothing has touched a device yet
 
 
-def test_depth_channels_and_reduction_reach_the_canvas():
+@pytest.mark.parametrize("form", FORMS)
+def test_depth_channels_and_reduction_reach_the_canvas(form):
     deep = [np.random.default_rng(n).integers(0, 65536, (32, 48, 5), np.uint16) for n in range(4)]
-    for resident in (True, False):
-        loader = Loader(images(arrays=deep), channels=5, depth=16, reduce_to=8, resident=resident)
-        ((_, canvas),) = batches(loader, [0, 3])
-        assert canvas.full_scale == 65535 and canvas.pixels.dtype == torch.int32 and canvas.channels == 5
-        assert canvas.heights.tolist() == [8, 8] and canvas.widths.tolist() == [12, 12]
-        means = deep[3].reshape(8, 4, 12, 4, 5).mean((1, 3))
-        assert np.abs(canvas.image(1) - means).max() <= 1
+    loader = Loader(images(arrays=deep), channels=5, depth=16, reduce_to=8, workers=2, **form)
+    ((_, canvas),) = batches(loader, [0, 3])
+    assert canvas.full_scale == 65535 and canvas.pixels.dtype == torch.int32 and canvas.channels == 5
+    assert canvas.heights.tolist() == [8, 8] and canvas.widths.tolist() == [12, 12]
+    means = deep[3].reshape(8, 4, 12, 4, 5).mean((1, 3))
+    assert np.abs(canvas.image(1) - means).max() <= 1
 
 
 def test_images_become_resident_chunk_by_chunk(monkeypatch):
@@ -112,19 +119,37 @@ def test_images_become_resident_chunk_by_chunk(monkeypatch):
     assert_shows(canvas, [ARRAYS[n] for n in (0, 6, 7, 21, 39)])
 
 
-def test_an_error_in_a_thread_surfaces_where_the_batch_is_used():
+@pytest.mark.parametrize("processes", [False, True])
+def test_an_error_in_a_worker_surfaces_where_the_batch_is_used(processes):
     def read(index):
         if index == 11:
             raise ZeroDivisionError("in the reader")
         return ARRAYS[index]
 
     broken = Images("x", [str(n) for n in range(40)], None, None, read)
-    stream = Loader(broken, resident=False, workers=2).batches(torch.arange(40).split(5))
+    stream = Loader(broken, resident=False, workers=2, processes=processes).batches(torch.arange(40).split(5))
     assert [next(stream)[0].tolist() for _ in range(2)] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     with pytest.raises(ZeroDivisionError, match="in the reader"):
         next(stream)
     with pytest.raises(ZeroDivisionError):
-        Loader(broken, resident=True)
+        Loader(broken, resident=True, workers=2, processes=processes)
+
+
+def test_processes_decode_many_files_and_threads_read_what_is_in_python():
+    def loader(item, count):
+        return Loader(Images("x", ["x"] * count, None, None, lambda index: item), resident=False)
+
+    png = io.BytesIO()
+    Image.fromarray(ARRAYS[0]).save(png, "PNG")
+    assert loader(png.getvalue(), loader_module.MANY).processes
+    assert not loader(png.getvalue(), loader_module.MANY - 1).processes
+    assert not loader(ARRAYS[0], 10 * loader_module.MANY).processes
+
+
+def test_an_image_larger_than_the_shared_memory_arrives_too(monkeypatch):
+    monkeypatch.setattr(workers_module, "ANSWER", 2 * ARRAYS[0].nbytes)
+    ((_, canvas),) = batches(Loader(images(), resident=False, workers=1, processes=True), list(range(12)))
+    assert_shows(canvas, ARRAYS[:12])
 
 
 def test_an_abandoned_stream_leaves_no_thread_and_reads_little_more():
@@ -186,9 +211,9 @@ def test_joined_canvases_hold_the_images_in_order():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("resident", [True, False])
-def test_batches_reach_the_gpu(resident):
-    loader = Loader(images({4}), resident=resident, device="cuda", max_broken=0.1)
+@pytest.mark.parametrize("form", FORMS)
+def test_batches_reach_the_gpu(form):
+    loader = Loader(images({4}), device="cuda", max_broken=0.1, workers=3, **form)
     for (indices, canvas), (same, reference) in zip(
         loader.batches(torch.arange(40).split(9)),
         Loader(images({4}), max_broken=0.1).batches(torch.arange(40).split(9)),

@@ -56,7 +56,7 @@ class DataFields(Section):
     std: Numbers | None = Field(None, description="deviation per channel; overrides normalise")
     max_broken: Probability = Field(0.01, description="share of unreadable images that is skipped, not fatal")
     resident: bool | None = Field(None, description="keep all decoded images in memory; default: when they fit")
-    workers: Count | None = Field(None, description="decoding threads; default: one a core")
+    workers: Count | None = Field(None, description="decoding workers; default: one a core")
 
 
 class ViewFields(Section):

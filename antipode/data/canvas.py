@@ -31,18 +31,21 @@ class Canvas:
     full_scale: int = 255
 
     @classmethod
-    def of(cls, images: Sequence[np.ndarray]) -> Canvas:
-        """From (H, W, C) arrays, all uint8 or all uint16, with the same number of channels."""
+    def of(cls, images: Sequence[np.ndarray], *, pin: bool = False) -> Canvas:
+        """From (H, W, C) arrays, all uint8 or all uint16, with the same number of channels. pin: into pinned memory,
+        from which a CUDA device copies while the host does other things."""
         heights = torch.tensor([image.shape[0] for image in images], dtype=torch.int64)
         widths = torch.tensor([image.shape[1] for image in images], dtype=torch.int64)
         offsets = torch.cumsum(heights * widths, 0) - heights * widths
         deep = images[0].dtype == np.uint16
         channels = images[0].shape[2]
-        flat = np.empty((int((heights * widths).sum()), channels), np.int32 if deep else np.uint8)
+        rows = int((heights * widths).sum())
+        pixels = torch.empty((rows, channels), dtype=torch.int32 if deep else torch.uint8, pin_memory=pin)
+        flat = pixels.numpy()
         for image, offset in zip(images, offsets.tolist(), strict=True):
             size = image.shape[0] * image.shape[1]
             flat[offset : offset + size] = image.reshape(size, channels)
-        return cls(torch.from_numpy(flat), offsets, heights, widths, 65535 if deep else 255)
+        return cls(pixels, offsets, heights, widths, 65535 if deep else 255)
 
     @classmethod
     def join(cls, parts: list[Canvas]) -> Canvas:
@@ -77,9 +80,6 @@ class Canvas:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Canvas:
         return replace(self, pixels=self.pixels.to(device, non_blocking=non_blocking))
-
-    def pin(self) -> Canvas:
-        return replace(self, pixels=self.pixels.pin_memory())
 
     def select(self, indices: Tensor) -> Canvas:
         """Some of the images, sharing this canvas's pixels. indices: (n,) int64 on the CPU."""

@@ -1,10 +1,11 @@
-"""Batches of whole pictures on the device: kept there decoded if they fit, decoded ahead by threads if not."""
+"""Batches of whole pictures on the device: kept there decoded if they fit, decoded ahead by workers if not."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -12,14 +13,19 @@ from torch import Tensor
 
 from antipode.data.broken import BrokenImages
 from antipode.data.canvas import Canvas
-from antipode.data.decode import BrokenImage, decode
+from antipode.data.decode import BrokenImage, decode, formats
 from antipode.data.images import Images
 from antipode.data.machine import free_memory, worker_count
+from antipode.data.workers import CAN_FORK, DecodeMany, Outcome, Submit, decoding
 
 AHEAD = 4  # batches in the making while one is used
-CHUNK = 512  # images decoded together when everything is made resident
+PART = 16  # images of a batch that a worker decodes at a time
+CHUNK = 64  # the same when everything is made resident
 SAMPLE = 64  # images that tell how large all will be
+MANY = 1000  # images that are worth processes to decode them
 BUDGET = {"cpu": 0.25, "cuda": 0.4}  # share of the free memory that resident images may take
+
+Part = tuple[list[int], Canvas | None]  # which images, and their pixels; None for none
 
 
 class Loader:
@@ -39,15 +45,19 @@ class Loader:
         device: torch.device | str = "cpu",
         resident: bool | None = None,
         workers: int | None = None,
+        processes: bool | None = None,
         max_broken: float = 0.01,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        """resident: None decides by the memory at hand. max_broken: the share of broken images beyond which
-        it is an error. progress: called with (images decoded, all images) while they are made resident."""
+        """resident: None decides by the memory at hand. processes: whether the workers are processes (on Linux) or
+        threads; None takes processes for many encoded images, and threads for what Python code gives as arrays,
+        since that code need not survive a fork. max_broken: the share of broken images beyond which it is an error.
+        progress: called with (images decoded, all images) while they are made resident."""
         self.images = images
         self.channels, self.depth, self.reduce_to = channels, depth, reduce_to
         self.device = torch.device(device)
         self.workers = workers or worker_count()
+        self.processes = CAN_FORK and (self._are_encoded() if processes is None else processes)
         self._broken = BrokenImages(images.name, len(images), max_broken)
         self.resident = self._fits() if resident is None else resident
         if self.resident:
@@ -71,64 +81,96 @@ class Loader:
             yield self._delivered[indices], self._canvas.select(self._place[indices])
 
     def _stream(self, batches: Iterable[Tensor]) -> Iterator[tuple[Tensor, Canvas]]:
-        pool = ThreadPoolExecutor(self.workers, "antipode-decode")
-        collector = ThreadPoolExecutor(1, "antipode-collect")
-        pending: deque[Future[tuple[Tensor, Canvas]]] = deque()
-        try:
+        """Pixels reach the device on a stream of their own, while it works on earlier ones."""
+        copying = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        pending: deque[list[Future[Part]]] = deque()
+        with self._decoding() as submit:
             for indices in batches:
-                parts = np.array_split(indices.cpu().numpy(), min(len(indices), 4 * self.workers))
-                pending.append(collector.submit(self._collect, [pool.submit(self._deliver, p) for p in parts]))
+                parts = indices.cpu().split(max(1, min(PART, len(indices) // self.workers)))
+                pending.append([submit(self._deliver, part.tolist(), copying) for part in parts])
                 if len(pending) > AHEAD:
-                    yield pending.popleft().result()
+                    yield self._join(pending.popleft(), copying)
             while pending:
-                yield pending.popleft().result()
-        finally:  # also when the caller stops early: what has not begun is dropped
-            pool.shutdown(cancel_futures=True)
-            collector.shutdown(cancel_futures=True)
+                yield self._join(pending.popleft(), copying)
 
-    def _collect(self, parts: list[Future[list[tuple[int, np.ndarray]]]]) -> tuple[Tensor, Canvas]:
-        delivered = [pair for part in parts for pair in part.result()]
-        canvas = Canvas.of([array for _, array in delivered])
-        if self.device.type == "cuda":
-            canvas = canvas.pin()
-        indices = torch.tensor([index for index, _ in delivered], dtype=torch.int64)
-        return indices, canvas.to(self.device, non_blocking=True)
+    def _deliver(self, decode_many: DecodeMany, indices: list[int], copying: torch.cuda.Stream | None) -> Part:
+        """For each index, itself or the next good one, on the way to the device."""
+        wanted = [self._good(index) for index in indices]
+        outcomes = decode_many(wanted)
+        while bad := self._note_broken(wanted, outcomes):
+            for n in bad:
+                wanted[n] = self._good(wanted[n])
+            # The next call reuses the memory in which these may lie.
+            outcomes = [outcome if isinstance(outcome, str) else outcome.copy() for outcome in outcomes]
+            for n, outcome in zip(bad, decode_many([wanted[n] for n in bad]), strict=True):
+                outcomes[n] = outcome
+        canvas = _canvas(outcomes, pin=copying is not None)
+        if canvas is not None and copying is not None:
+            with torch.cuda.stream(copying):
+                canvas = canvas.to(self.device, non_blocking=True)
+        return wanted, canvas
 
-    def _deliver(self, indices: np.ndarray) -> list[tuple[int, np.ndarray]]:
-        """For each index, itself or the next good one, and its image."""
-        return [self._next_good(int(index)) for index in indices]
+    def _join(self, futures: list[Future[Part]], copying: torch.cuda.Stream | None) -> tuple[Tensor, Canvas]:
+        parts = [future.result() for future in futures]
+        delivered = torch.tensor([index for indices, _ in parts for index in indices], dtype=torch.int64)
+        canvases = [canvas for _, canvas in parts if canvas is not None]
+        if copying is None:
+            return delivered, Canvas.join(canvases)
+        with torch.cuda.stream(copying):
+            canvas = Canvas.join(canvases)
+        user = torch.cuda.current_stream(self.device)
+        user.wait_stream(copying)
+        canvas.pixels.record_stream(user)  # its memory is not written again before the user is done with it
+        return delivered, canvas
 
-    def _next_good(self, index: int) -> tuple[int, np.ndarray]:
+    def _good(self, index: int) -> int:
+        """The first image from this one on that is not known to be broken."""
         for step in range(len(self.images)):
             candidate = (index + step) % len(self.images)
-            array = self._decode(candidate)
-            if array is not None:
-                return candidate, array
+            if candidate not in self._broken:
+                return candidate
         raise self._broken.error()
 
-    def _decode_each(self, indices: np.ndarray) -> list[np.ndarray | None]:
-        return [self._decode(int(index)) for index in indices]
+    def _note_broken(self, indices: list[int], outcomes: list[Outcome]) -> list[int]:
+        """The places of the broken ones, which are noted."""
+        bad = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, str)]
+        for n in bad:
+            self._broken.note(indices[n], self.images.names[indices[n]], str(outcomes[n]))
+        return bad
 
-    def _decode(self, index: int) -> np.ndarray | None:
-        """(H, W, C), or None if the image is broken, which is noted."""
-        if index in self._broken:
-            return None
+    def _decode(self, index: int) -> Outcome:
+        """Changes nothing, for it may run in another process."""
         try:
             item = self.images.read(index)
             return decode(item, channels=self.channels, depth=self.depth, reduce_to=self.reduce_to)
         except (BrokenImage, OSError) as problem:
-            self._broken.note(index, self.images.names[index], str(problem))
-            return None
+            return str(problem)
+
+    def _decoding(self) -> AbstractContextManager[Submit]:
+        formats()  # loads Pillow's plugins: done before a fork, it is done once
+        return decoding(self._decode, self.workers, self.processes)
+
+    def _are_encoded(self) -> bool:
+        """Whether there are many images and they are files' contents: judged from the first that can be read."""
+        if len(self.images) < MANY:
+            return False
+        for index in range(SAMPLE):
+            try:
+                return isinstance(self.images.read(index), bytes)
+            except (BrokenImage, OSError):
+                continue
+        return False
 
     def _fits(self) -> bool:
         """Whether all images, decoded, stay within the budget: judged from a sample."""
         count = len(self.images)
-        sample = np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).round().astype(int))
-        with ThreadPoolExecutor(self.workers) as pool:
-            decoded = [array for array in pool.map(self._decode, sample.tolist()) if array is not None]
-        if not decoded:
+        sample = np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).round().astype(int)).tolist()
+        with decoding(self._decode, self.workers, processes=False) as submit:
+            decoded = [submit(self._decode_part, [index]) for index in sample]
+            sizes = [canvas.nbytes for _, canvas in (future.result() for future in decoded) if canvas is not None]
+        if not sizes:
             return False
-        expected = Canvas.of(decoded).nbytes / len(decoded) * count
+        expected = sum(sizes) / len(sizes) * count
         places = {torch.device("cpu"), self.device}  # they are gathered on the CPU, wherever they end
         return all(expected <= BUDGET.get(place.type, BUDGET["cpu"]) * free_memory(place) for place in places)
 
@@ -137,26 +179,32 @@ class Loader:
         count = len(self.images)
         chunks: list[Canvas] = []
         good: list[int] = []
-        with ThreadPoolExecutor(self.workers) as pool:
-            try:
-                for start in range(0, count, CHUNK):
-                    chunk = range(start, min(start + CHUNK, count))
-                    parts = np.array_split(chunk, self.workers)  # a task for each image would cost more than it does
-                    arrays = [array for part in pool.map(self._decode_each, parts) for array in part]
-                    found = [i for i, array in zip(chunk, arrays, strict=True) if array is not None]
-                    if found:
-                        good += found
-                        chunks.append(Canvas.of([a for a in arrays if a is not None]))
-                    if progress:
-                        progress(chunk.stop, count)
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        with self._decoding() as submit:
+            ranges = [range(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
+            futures = deque(submit(self._decode_part, list(chunk)) for chunk in ranges)
+            for chunk in ranges:
+                found, canvas = futures.popleft().result()
+                good += found
+                if canvas is not None:
+                    chunks.append(canvas)
+                if progress:
+                    progress(chunk.stop, count)
         if not good:
             raise self._broken.error()
         place = np.searchsorted(good, np.arange(count)) % len(good)  # past the last good one: the first
         canvas = Canvas.join(chunks).to(self.device)
         return canvas, torch.tensor(good)[place], torch.from_numpy(place)
+
+    def _decode_part(self, decode_many: DecodeMany, indices: list[int]) -> Part:
+        """The good ones among the images."""
+        outcomes = decode_many(indices)
+        bad = set(self._note_broken(indices, outcomes))
+        return [index for n, index in enumerate(indices) if n not in bad], _canvas(outcomes)
+
+
+def _canvas(outcomes: list[Outcome], *, pin: bool = False) -> Canvas | None:
+    good = [outcome for outcome in outcomes if isinstance(outcome, np.ndarray)]
+    return Canvas.of(good, pin=pin) if good else None
 
 
 def channel_statistics(loader: Loader, sample: int = 2000) -> tuple[list[float], list[float]]:
