@@ -154,8 +154,7 @@ def share_of_negatives(query: Tensor, negatives: int, tiles: Tiles) -> int:
     return triton.cdiv(max(SMALLEST_SHARE, triton.cdiv(negatives, parts)), tiles.negatives) * tiles.negatives
 
 
-@torch.library.custom_op("antipode::lse_of_negatives", mutates_args=())
-def _lse_of_negatives(
+def stream_and_merge(
     query: Tensor, negatives: Tensor, mask: Tensor | None, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """lse (N,) and its gradient (N, D), in float32. All tensors are contiguous."""
@@ -204,23 +203,18 @@ def _lse_of_negatives(
     return whole, mean
 
 
-@_lse_of_negatives.register_fake
-def _(query: Tensor, negatives: Tensor, mask: Tensor | None, temperature: float) -> tuple[Tensor, Tensor]:
-    return query.new_empty(len(query), dtype=torch.float32), query.new_empty(query.shape, dtype=torch.float32)
+class _LseOfNegatives(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, negatives: Tensor, mask: Tensor | None, temperature: float) -> Tensor:
+        lse, direction = stream_and_merge(query, negatives, mask, temperature)
+        ctx.save_for_backward(direction)
+        return lse
 
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, grad_lse: Tensor, grad_direction: Tensor | None) -> tuple[Tensor, None, None, None]:
-    if grad_direction is not None:
-        raise NotImplementedError("the fused form has no second derivative: call info_nce with fused=False")
-    return grad_lse[:, None] * ctx.saved_tensors[0], None, None, None
-
-
-_lse_of_negatives.register_autograd(_backward, setup_context=_keep)
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        if torch.is_grad_enabled():  # create_graph
+            raise NotImplementedError("the fused form has no second derivative: call info_nce with fused=False")
+        return gradient[:, None] * ctx.saved_tensors[0], None, None, None
 
 
 def lse_of_negatives(query: Tensor, negatives: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
@@ -234,4 +228,4 @@ def lse_of_negatives(query: Tensor, negatives: Tensor, temperature: float, mask:
     if negatives.dtype != torch.bfloat16:
         negatives = negatives.float()
     mask = None if mask is None else mask.contiguous()
-    return _lse_of_negatives(query.contiguous(), negatives.contiguous(), mask, temperature)[0]
+    return _LseOfNegatives.apply(query.contiguous(), negatives.contiguous(), mask, temperature)
