@@ -92,7 +92,8 @@ class RecordedStep:
         torch.cuda.current_stream().wait_stream(side)
         plain.optimizer.zero_grad(set_to_none=True)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        # Only this thread is recorded: others load images meanwhile.
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.step = plain.take(self.views, self.order)
         for name, tensor in self.state().items():
             if name in before:
