@@ -1,0 +1,151 @@
+"""antipode study"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from antipode.cli.command import add_command
+from antipode.cli.judge import whole_numbers
+
+
+def add_commands(commands: Any) -> None:
+    command = add_command(commands, "study", run_list, "compute a paper's table or figure beside the paper's numbers")
+    actions = command.add_subparsers(dest="action", metavar="ACTION")
+    add_command(actions, "list", run_list, "list the studies")
+    show = add_command(actions, "show", run_show, "print a study's grid, the paper's numbers and its claims")
+    show.add_argument("study", metavar="ID", help="see `antipode study list`")
+    add_run(actions)
+
+
+def add_run(actions: Any) -> None:
+    command = add_command(
+        actions,
+        "run",
+        run_run,
+        "compute the cells of a study that are not finished, and check its claims",
+        epilog="examples:\n"
+        "  antipode study run eqco/table-5\n"
+        "  antipode study run eqco/table-5 --only k=64,128 --only objective=EqCo --set steps=500 --out runs/quick\n"
+        "  antipode study run eqco/table-1 --set data=imagenet=/data/imagenet --part 1/3 --out /shared/table-1\n",
+    )
+    command.add_argument("study", metavar="ID", help="see `antipode study list`")
+    command.add_argument("--out", metavar="DIR", help="where results.json goes (default: runs/ID with - for /)")
+    command.add_argument("--store", metavar="DIR", help="where finished cells and runs are kept (default: --out)")
+    command.add_argument("--seeds", type=whole_numbers, default=[0], metavar="S,..",
+                         help="seeds of each cell, whose value is their mean (default: 0)")  # fmt: skip
+    command.add_argument("--only", type=choice, action="append", default=[], metavar="AXIS=V,..",
+                         help="only the cells at these values of an axis; may be repeated")  # fmt: skip
+    command.add_argument("--part", type=part, default=(1, 1), metavar="I/N",
+                         help="only the I-th of N parts of the cells, to share the work between machines")  # fmt: skip
+    command.add_argument("--set", type=setting, action="append", default=[], dest="given", metavar="NAME=VALUE",
+                         help="a setting of all cells, as JSON or text; may be repeated")  # fmt: skip
+    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+
+
+def choice(text: str) -> tuple[str, list[str]]:
+    axis, equals, values = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form AXIS=VALUE,VALUE such as k=64,128")
+    return axis, values.split(",")
+
+
+def setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE such as steps=500")
+    try:
+        return name, None if value == "none" else json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def part(text: str) -> tuple[int, int]:
+    try:
+        which, parts = map(int, text.split("/"))
+    except ValueError:
+        which = parts = 0
+    if not 1 <= which <= parts:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form I/N such as 1/4")
+    return which, parts
+
+
+def run_list(options: argparse.Namespace) -> None:
+    from antipode.studies import STUDIES
+
+    for study in STUDIES.values():
+        print(f"{study.id}: {study.title} ({study.paper})")
+        print(f"    cells  {len(study.cells)}")
+        print(f"    needs  {study.needs}")
+
+
+def run_show(options: argparse.Namespace) -> None:
+    from antipode.studies import find
+
+    study = find(options.study)
+    print(f"{study.title} ({study.paper})\n{study.quantity}; {len(study.cells)} cells; needs {study.needs}\n")
+    print_table(study, [None] * len(study.cells))
+    print("\nclaims")
+    for claim in study.claims:
+        print(f"  {claim.statement}")
+
+
+def run_run(options: argparse.Namespace) -> None:
+    from antipode.studies import find
+
+    study = find(options.study)  # before torch is loaded
+
+    from antipode.studies.run import run_study
+
+    only: dict[str, list[str]] = {}
+    for axis, values in options.only:
+        only.setdefault(axis, []).extend(values)
+    out = Path(options.out or Path("runs") / study.id.replace("/", "-"))
+    results = run_study(
+        study,
+        out,
+        store=Path(options.store) if options.store else None,
+        seeds=options.seeds,
+        given=dict(options.given),
+        only=only,
+        part=options.part,
+        device=options.device,
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    print(f"{study.title} ({study.paper})\n{study.quantity}\n")
+    print_table(study, [cell["value"] for cell in results["cells"]])
+    print()
+    for claim in results["claims"]:
+        print(f"{claim['verdict']}: {claim['statement']} ({claim['evidence']})")
+    print(f"wrote {out / 'results.json'}")
+
+
+def print_table(study: Any, values: Sequence[float | None]) -> None:
+    """The measured numbers and the paper's side by side; only the paper's where nothing is measured."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from antipode.studies.study import shown
+
+    rows: dict[tuple[str, ...], dict[str, tuple[float | None, float | None]]] = {}
+    axes = list(dict.fromkeys(axis for cell in study.cells for axis in cell.at if axis != study.columns))
+    for cell, value in zip(study.cells, values, strict=True):
+        row = tuple(shown(cell.at[axis]) if axis in cell.at else "" for axis in axes)
+        rows.setdefault(row, {})[shown(cell.at[study.columns])] = (value, cell.paper)
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    measured = any(value is not None for value in values)
+    table = Table(box=None, pad_edge=False)
+    for axis in axes:
+        table.add_column(axis.replace("_", " "))
+    for source in ("here", "paper") if measured else ("paper",):
+        for number, column in enumerate(columns):
+            table.add_column(f"{source if number == 0 else ''}\n{study.columns} {column}", justify="right")
+    for row, numbers in rows.items():
+        found = [numbers.get(column, (None, None)) for column in columns]
+        ours = ["-" if value is None else f"{value:.2f}" for value, _ in found] if measured else []
+        table.add_row(*row, *ours, *("-" if paper is None else str(paper) for _, paper in found))
+    Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)

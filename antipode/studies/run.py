@@ -1,0 +1,143 @@
+"""Running a study: what is finished is read, what is not is computed and kept, and the claims are judged.
+
+OUT/results.json           cells (settings, value, the paper's value) and claims (statement, verdict, evidence)
+STORE/cells/ADDRESS.json   one finished cell; the address is the hash of its settings
+STORE/runs/ADDRESS/        a pre-training run that cells were measured on
+
+STORE is OUT unless given; several studies, processes and machines may share one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import antipode
+from antipode.errors import UsageError
+from antipode.files import write_text
+from antipode.studies.study import Cell, Job, Measured, Settings, Study, Table
+
+
+def run_study(
+    study: Study,
+    out: Path,
+    *,
+    store: Path | None = None,
+    seeds: Sequence[int] = (0,),
+    given: Settings | None = None,
+    only: Mapping[str, Sequence[str]] | None = None,
+    part: tuple[int, int] = (1, 1),
+    device: str = "auto",
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Compute the cells that are chosen and not finished, and return what is then known of the study (also written to
+    OUT/results.json). given: settings for all cells; only: values on some axes; part (i, n): the i-th of n equal
+    parts of the chosen cells. A cell's value is the mean over the seeds."""
+    store = store or out
+    given = given or {}
+    seeds = list(dict.fromkeys(seeds))
+    refuse_other_study(study, out)
+    refuse_axes(study, given)
+    make_folder(out)
+    folder = make_folder(store / "cells")
+    chosen = share(study.choose(only or {}), *part)
+    jobs = {cell.label: [study.job(cell, given, seed) for seed in seeds] for cell in study.cells}
+    labels = {job.address: cell.label for cell in chosen for job in jobs[cell.label]}
+    waiting = {job.address: job for cell in chosen for job in jobs[cell.label] if finished(folder, job) is None}
+    say(f"{len(labels) - len(waiting)} of {len(labels)} cells are finished already, {len(waiting)} are to be computed")
+    for number, measured in enumerate(study.runner.run(list(waiting.values()), store, device), 1):
+        keep(folder, study, measured)
+        where = labels[measured.job.address] + (f", seed {measured.job.given['seed']}" if len(seeds) > 1 else "")
+        say(f"{number}/{len(waiting)}  {where}: {measured.value:.2f}")
+    results = collect(study, folder, jobs, seeds, given)
+    write_text(out / "results.json", json.dumps(results, indent=1) + "\n")
+    return results
+
+
+def refuse_other_study(study: Study, out: Path) -> None:
+    path = out / "results.json"
+    if path.is_file():
+        other = json.loads(path.read_text())
+        name = other.get("study") if isinstance(other, dict) else "a run"
+        if name != study.id:
+            raise UsageError(
+                f"out: {out} holds the results of {name}. Use another --out; --store shares finished cells."
+            )
+
+
+def refuse_axes(study: Study, given: Settings) -> None:
+    """What the grid varies cannot be the same in all cells."""
+    varied = {name for cell in study.cells for name in cell.given}
+    for name in given:
+        if name in varied:
+            raise UsageError(f"set: {name} is what the study varies. --only chooses among its cells.")
+        if name == "seed":
+            raise UsageError("set: seeds are given with --seeds.")
+
+
+def share(cells: Sequence[Cell], part: int, parts: int) -> Sequence[Cell]:
+    return cells[len(cells) * (part - 1) // parts : len(cells) * part // parts]
+
+
+def make_folder(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"out: {path} cannot be made: {error.strerror}.") from error
+    if not os.access(path, os.W_OK | os.X_OK):  # said before the work, not after it
+        raise UsageError(f"out: {path} cannot be written to.")
+    return path
+
+
+def finished(folder: Path, job: Job) -> float | None:
+    """The number of a job that was computed before."""
+    path = folder / f"{job.address}.json"
+    return float(json.loads(path.read_text())["value"]) if path.is_file() else None
+
+
+def keep(folder: Path, study: Study, measured: Measured) -> None:
+    from antipode.training.run import commit, now
+
+    known = {"runner": study.runner.name, "settings": measured.job.settings, "value": measured.value}
+    made = {"antipode": antipode.__version__, "commit": commit(), "time": now(), **measured.details}
+    write_text(folder / f"{measured.job.address}.json", json.dumps({**known, **made}, indent=1) + "\n")
+
+
+def collect(
+    study: Study, folder: Path, jobs: Mapping[str, Sequence[Job]], seeds: Sequence[int], given: Settings
+) -> dict[str, Any]:
+    """Everything known of a study, by this process or another."""
+    from antipode.training.run import now
+
+    cells, means = [], []
+    for cell in study.cells:
+        found = [finished(folder, job) for job in jobs[cell.label]]
+        values = [value for value in found if value is not None]
+        means.append(fmean(values) if len(values) == len(seeds) else None)
+        settings = {name: value for name, value in jobs[cell.label][0].settings.items() if name != "seed"}
+        cells.append(
+            {
+                "at": dict(cell.at),
+                "value": means[-1],
+                "paper": cell.paper,
+                "values": dict(zip(map(str, seeds), found, strict=True)),
+                "addresses": [job.address for job in jobs[cell.label]],
+                "settings": settings,
+            }
+        )
+    return {
+        "study": study.id,
+        "title": study.title,
+        "paper": study.paper,
+        "quantity": study.quantity,
+        "given": dict(given),
+        "seeds": list(seeds),
+        "cells": cells,
+        "claims": [claim.judge(Table(study.cells, means)) for claim in study.claims],
+        "antipode": antipode.__version__,
+        "time": now(),
+    }

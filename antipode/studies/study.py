@@ -1,0 +1,180 @@
+"""A study: a paper's table or figure as data. Its grid, the paper's numbers, its claims, and what computes a cell.
+
+Nothing here imports torch, so that `antipode study list` answers at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from antipode.errors import UsageError, nearest
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table: where it stands, the settings that make it, and what the paper has there.
+
+    `patch` lies over the runner's own settings; where it is left out, the place says it all.
+    """
+
+    at: Settings
+    paper: float | None = None
+    patch: Settings | None = None
+
+    @property
+    def given(self) -> Settings:
+        return self.at if self.patch is None else self.patch
+
+    @property
+    def label(self) -> str:
+        return label(self.at)
+
+
+def label(at: Settings) -> str:
+    """A place in the grid for people: `mutual_information 2, objective EqCo, k 64`."""
+    return ", ".join(f"{axis} {shown(value)}" for axis, value in at.items())
+
+
+def shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class NotMeasured(Exception):
+    """A claim asked for a cell that has no value yet."""
+
+
+class Table:
+    """What a claim sees: the value measured at each place of the grid, beside the paper's."""
+
+    def __init__(self, cells: Sequence[Cell], values: Sequence[float | None]) -> None:
+        self.cells = cells
+        self.values = values
+
+    def __iter__(self) -> Iterator[tuple[Cell, float]]:
+        """(cell, value) of every cell, all of which must be there."""
+        for cell, value in zip(self.cells, self.values, strict=True):
+            if value is None:
+                raise NotMeasured(cell.label)
+            yield cell, value
+
+    def part(self, **at: Any) -> Table:
+        """The cells at these values of some axes, in the order of the grid."""
+        rows = [
+            (cell, value)
+            for cell, value in zip(self.cells, self.values, strict=True)
+            if all(axis in cell.at and cell.at[axis] == wanted for axis, wanted in at.items())
+        ]
+        if not rows:
+            raise KeyError(f"the grid has no cell at {at}")
+        return Table([cell for cell, _ in rows], [value for _, value in rows])
+
+    def row(self, **at: Any) -> list[float]:
+        """The values of a part of the grid."""
+        return [value for _, value in self.part(**at)]
+
+    def axis(self, name: str) -> list[Any]:
+        """The values that an axis takes."""
+        return list(dict.fromkeys(cell.at[name] for cell in self.cells if name in cell.at))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement, and a small function of the table: does it hold, and what shows it."""
+
+    statement: str
+    check: Callable[[Table], tuple[bool, str]]
+
+    def judge(self, table: Table) -> dict[str, str]:
+        try:
+            holds, evidence = self.check(table)
+        except NotMeasured as missing:
+            return {"statement": self.statement, "verdict": "not measured", "evidence": f"{missing} has no value yet"}
+        return {"statement": self.statement, "verdict": "holds" if holds else "does not hold", "evidence": evidence}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell to compute: what was given, and the whole settings it resolves to, whose hash is its address."""
+
+    given: Settings
+    settings: Settings
+    address: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The number of a job, and what is worth keeping beside it."""
+
+    job: Job
+    value: float
+    details: Settings = field(default_factory=dict)
+
+
+class Runner(Protocol):
+    """What computes cells. `run` gives each number as soon as it has it, in any order: whatever was given is kept,
+    so what a runner computes together is what an interruption can cost."""
+
+    @property
+    def name(self) -> str: ...
+
+    def resolve(self, given: Settings) -> Settings:
+        """All settings that the number depends on, as plain JSON values. A mistake is a UsageError."""
+        ...
+
+    def run(self, jobs: Sequence[Job], store: Path, device: str) -> Iterator[Measured]: ...
+
+
+@dataclass(frozen=True)
+class Study:
+    """A table or figure of a paper."""
+
+    id: str
+    title: str
+    paper: str
+    needs: str  # what it takes to run: where, and how long
+    quantity: str  # what the numbers are
+    columns: str  # the axis that runs across the printed table
+    runner: Runner
+    cells: tuple[Cell, ...]
+    claims: tuple[Claim, ...]
+
+    def job(self, cell: Cell, given: Settings, seed: int) -> Job:
+        """The cell's own settings, under what the user gave for all cells."""
+        everything = {**cell.given, **given, "seed": seed}
+        settings = self.runner.resolve(everything)
+        return Job(everything, settings, address(self.runner.name, settings))
+
+    def choose(self, only: Mapping[str, Sequence[str]]) -> list[Cell]:
+        """The cells whose places have one of these values, given as text, on each of these axes."""
+        axes: dict[str, dict[str, None]] = {}
+        for cell in self.cells:
+            for axis, value in cell.at.items():
+                axes.setdefault(axis, {})[shown(value)] = None
+        for axis, values in only.items():
+            check_word("only", axis, axes)
+            for value in values:
+                check_word(f"only {axis}", value, axes[axis])
+        return [
+            cell
+            for cell in self.cells
+            if all(axis in cell.at and shown(cell.at[axis]) in values for axis, values in only.items())
+        ]
+
+
+def check_word(field: str, word: str, allowed: Iterable[str]) -> None:
+    allowed = list(allowed)
+    if word not in allowed:
+        raise UsageError(f"{field}: {word!r} is not known.{nearest(word, allowed)} Allowed: {', '.join(allowed)}.")
+
+
+def address(runner: str, settings: Settings) -> str:
+    """The same for the same settings on every machine, and for no others."""
+    text = json.dumps({"runner": runner, **settings}, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
