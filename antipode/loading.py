@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from antipode.config.resolve import Config, Layer, named_normalisation, resolve
 from antipode.errors import AntipodeError, UsageError
 from antipode.methods.build import build_method
-from antipode.methods.contrastive import Encoder
+from antipode.methods.method import Encoder
 from antipode.modules.backbones import build_backbone, timm_backbone, torchvision_backbone
 from antipode.modules.names import CUSTOM, RESNETS
 from antipode.randomness import stream
@@ -106,7 +106,8 @@ def from_checkpoint(
             f"{name} was trained with a module given from Python, which its checkpoint cannot rebuild. "
             "Build the module and give it to antipode.load_backbone(run, into=module)."
         )
-    encoder: Encoder = build_method(config).online
+    encoder = build_method(config).online
+    assert isinstance(encoder, Encoder)
     encoder.load_state_dict(part(tensors, ONLINE))
     module = encoder if features == "embedding" else encoder.backbone
     return Loaded(module.eval(), preprocess_of(config), name, meta["epoch"], config.seed, run)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 
 import torch
+from torch import Tensor
 
 
 def stream(seed: int, purpose: str, *counters: int) -> int:
@@ -20,3 +21,20 @@ def stream(seed: int, purpose: str, *counters: int) -> int:
 def generator(seed: int, purpose: str, *counters: int) -> torch.Generator:
     """A CPU generator at the start of the stream of (seed, purpose, counters)."""
     return torch.Generator().manual_seed(stream(seed, purpose, *counters))
+
+
+def lots(lot: Tensor, rows: Tensor, columns: int) -> Tensor:
+    """(len(rows), columns) int64 in [0, 2^62): a function of (lot, row, column) alone, computed where `rows` live.
+
+    For draws that are too many to be made on the host, and that each rank makes for rows of its own. lot: int64
+    scalar. The mixing is splitmix64's: two multiplications between shifts, whose carries wrap.
+    """
+    x = lot + (rows[:, None] * columns + torch.arange(columns, device=rows.device) + 1) * -7046029254386353131
+    x = (x ^ _shifted(x, 30)) * -4658895280553007687
+    x = (x ^ _shifted(x, 27)) * -7723592293110705685
+    return _shifted(x ^ _shifted(x, 31), 2)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """An unsigned shift to the right of int64."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

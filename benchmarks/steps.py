@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from antipode.config.resolve import Config, Layer, resolve
 from antipode.devices import pick_precision
 from antipode.methods.build import build_method
-from antipode.methods.contrastive import MoCo
+from antipode.methods.contrastive import Contrastive
+from antipode.methods.method import Moment
 from antipode.modules.queue import KeyQueue
 from antipode.randomness import generator
 from antipode.training.step import PlainStep, RecordedStep, TakeStep, build_optimizer
@@ -101,7 +102,7 @@ def time_antipode(config: Config, device: torch.device, compiled: bool, recorded
     return timed(lambda: antipode_step(on_device(config, device, compiled), config, recorded), config, device)
 
 
-def time_queue(config: Config, device: torch.device, shared: Callable[[], MoCo], size: int) -> Row:
+def time_queue(config: Config, device: torch.device, shared: Callable[[], Contrastive], size: int) -> Row:
     """One method for all sizes of the queue."""
 
     def build() -> Take:
@@ -112,26 +113,27 @@ def time_queue(config: Config, device: torch.device, shared: Callable[[], MoCo],
     return timed(build, config, device)
 
 
-def on_device(config: Config, device: torch.device, compiled: bool) -> MoCo:
+def on_device(config: Config, device: torch.device, compiled: bool) -> Contrastive:
     method = build_method(config).to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if compiled:
         torch._dynamo.reset()
-        method.online.compile(dynamic=False)
-        method.slow.compile(dynamic=False)
+        for network in method.networks:
+            network.compile(dynamic=False)
     return method
 
 
-def antipode_step(method: MoCo, config: Config, recorded: bool) -> Take:
+def antipode_step(method: Contrastive, config: Config, recorded: bool) -> Take:
     device = method.queue.keys.device
     views = [
         [view.contiguous(memory_format=torch.channels_last) for view in pair] for pair in random_views(config, device)
     ]
-    orders = [method.order_of_keys(config.batch_size, generator(0, "shuffle", number)) for number in range(BATCHES)]
-    inputs = [(pair, None if o is None else o.to(device)) for pair, o in zip(views, orders, strict=True)]
+    start = Moment(0, 1, 0, 1)
+    drawn = [method.inputs(config.batch_size, start, generator(0, "step", number)) for number in range(BATCHES)]
+    inputs = [(pair, {k: v.to(device) for k, v in given.items()}) for pair, given in zip(views, drawn, strict=True)]
     bf16 = pick_precision("auto", device) == "bf16"
     take: TakeStep = PlainStep(method, build_optimizer(config, method), bf16=bf16)
     if recorded:
-        take = RecordedStep(take, *inputs[0])  # type: ignore[arg-type]
+        take = RecordedStep(take, *inputs[0])
     return lambda number: take(*inputs[number % BATCHES], config.learning_rate).loss.detach()
 
 

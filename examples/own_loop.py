@@ -6,7 +6,7 @@ import torch
 
 from antipode.data.loader import Loader
 from antipode.data.source import open_images
-from antipode.methods.contrastive import Encoder
+from antipode.methods.method import Encoder
 from antipode.modules.backbones import build_backbone
 from antipode.modules.heads import projection_head
 from antipode.modules.queue import KeyQueue

@@ -145,7 +145,7 @@ def test_sizes_give_way_to_what_was_asked():
 
 
 def test_sized_names_only_real_fields():
-    assert set(sized(Facts(100, 100, True), "moco-v2", {})) <= set(FIELDS)
+    assert set(sized(Facts(100, 100, True), {"views": "moco-v2"}, {})) <= set(FIELDS)
 
 
 def test_a_policy_can_be_changed_in_any_parameter():

@@ -8,7 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from antipode.methods.contrastive import Encoder, MoCo
+from antipode.methods.contrastive import Comparison, Contrastive
+from antipode.methods.method import Encoder, Moment
+from antipode.modules.norms import part_batch_norms
+from antipode.modules.queue import KeyQueue
 
 
 def encoder(seed=0):
@@ -18,8 +21,10 @@ def encoder(seed=0):
 
 
 def moco(**options):
-    settings = {"dim": 8, "temperature": 0.2, "queue_size": 20, "key_momentum": 0.9} | options
-    return MoCo(encoder(), generator=torch.Generator().manual_seed(1), **settings)
+    network = encoder()
+    part_batch_norms(network, options.get("bn_groups", 1))
+    queue = KeyQueue(options.pop("queue_size", 20), 8, generator=torch.Generator().manual_seed(1))
+    return Contrastive(network, queue=queue, temperature=0.2, key_momentum=0.9, **options)
 
 
 def batches(count, n=8):
@@ -78,6 +83,22 @@ def test_several_steps_equal_the_algorithm_written_out(symmetric):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
+def test_both_directions_in_one_pass_are_the_two_one_by_one():
+    views, given = batches(1)[0], inputs(moco(bn_groups=4, symmetric=True))
+    found = []
+    for together in (False, True):
+        network = encoder()
+        part_batch_norms(network, 4, batches=2 if together else 1)
+        queue = KeyQueue(20, 8, generator=torch.Generator().manual_seed(1))
+        settings = {"temperature": 0.2, "key_momentum": 0.9, "symmetric": True, "bn_groups": 4}
+        method = Contrastive(network, queue=queue, together=together, **settings)
+        step = method(views, given)
+        step.loss.backward()
+        found.append([step.loss.detach(), step.keep["keys"], *[p.grad for p in method.online.parameters()]])
+    for apart, at_once in zip(*found, strict=True):
+        torch.testing.assert_close(apart, at_once, rtol=1e-4, atol=1e-6)
+
+
 def test_the_positive_is_never_among_the_negatives():
     """A queue of zeros gives every negative the score 0: the loss then has a closed form, and only if the
     keys of this batch have not entered the queue before the scores are taken."""
@@ -85,11 +106,11 @@ def test_the_positive_is_never_among_the_negatives():
     method.queue.keys.zero_()
     first, second = batches(1)[0]
     step = method([first, second])
-    positive = (step.embedding * step.keys).sum(1) / 0.2
+    positive = (step.embedding * step.keep["keys"]).sum(1) / 0.2
     expected = torch.log(positive.exp() + 20).sub(positive).mean()
     torch.testing.assert_close(step.loss.detach(), expected, rtol=1e-5, atol=1e-6)
     method.finish(step)
-    assert torch.equal(method.queue.keys[:8], step.keys)
+    assert torch.equal(method.queue.keys[:8], step.keep["keys"])
 
 
 def test_only_the_query_takes_a_gradient():
@@ -104,25 +125,29 @@ def test_keys_come_back_in_their_own_order_after_the_shuffle():
     method.eval()  # running statistics: the order cannot matter, so a wrong un-shuffle would show
     images = batches(1)[0][0]
     order = torch.randperm(8, generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(method.encode_keys(images, order), method.slow(images))
+    torch.testing.assert_close(method.encode_keys([[images]], order[None])[0][:, 0], method.slow(images))
 
 
 def test_with_groups_the_order_decides_which_keys_share_statistics():
     method = moco(bn_groups=4)
     images = batches(1)[0][0]
-    orders = [method.order_of_keys(8, torch.Generator().manual_seed(seed))[0] for seed in (3, 3, 4)]
-    one, same, other = (method.encode_keys(images, order) for order in orders)
+    orders = [inputs(method, seed)["order"][0] for seed in (3, 3, 4)]
+    one, same, other = (method.encode_keys([[images]], order[None])[0] for order in orders)
     assert torch.equal(one, same) and not torch.allclose(one, other)
-    assert moco(bn_groups=1).order_of_keys(8, torch.Generator()) is None
-    assert moco(bn_groups=4, symmetric=True).order_of_keys(8, torch.Generator()).shape == (2, 8)
+    assert "order" not in inputs(moco(bn_groups=1))
+    assert inputs(moco(bn_groups=4, symmetric=True))["order"].shape == (2, 8)
+
+
+def inputs(method, seed=0):
+    return method.inputs(8, Moment(0, 10, 0, 1), torch.Generator().manual_seed(seed))
 
 
 def test_health_is_what_it_says():
     method = moco(queue_size=4)
     queries = F.normalize(torch.randn(8, 8), dim=1)
     method.queue.keys.copy_(-queries[:4])
-    health = method.health(queries, queries)
+    health = method.health(Comparison(queries, queries[:, None], method.queue.keys, None), {})
     assert health["positive_similarity"] == pytest.approx(1.0, abs=1e-6)
     assert health["contrastive_accuracy"] == 1.0
     assert health["negative_similarity"] == pytest.approx((queries @ -queries[:4].T).mean().item(), abs=1e-6)
-    assert method.chance_loss == pytest.approx(math.log(5))
+    assert health["log_k"] == pytest.approx(math.log(5))

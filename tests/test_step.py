@@ -5,6 +5,7 @@ import torch
 
 from antipode.config.resolve import Layer, resolve
 from antipode.methods.build import build_method
+from antipode.methods.method import Moment
 from antipode.training.step import PlainStep, RecordedStep, build_optimizer, set_rate
 
 
@@ -22,14 +23,18 @@ def parts(device="cpu", **fields):
     return config, method, build_optimizer(config, method)
 
 
+def inputs_of(method, generator):
+    return method.inputs(16, Moment(0, 10, 0, 1), generator)
+
+
 def run(take, method, device, steps=5):
     """Losses of a few steps with a changing rate."""
     generator = torch.Generator().manual_seed(0)
     losses = []
     for step in range(steps):
         views = [torch.randn(16, 3, 16, 16, generator=generator).to(device) for _ in range(2)]
-        order = method.order_of_keys(16, generator)
-        losses.append(take(views, order.to(device), 0.05 / (step + 1)).loss.item())
+        inputs = {name: tensor.to(device) for name, tensor in inputs_of(method, generator).items()}
+        losses.append(take(views, inputs, 0.05 / (step + 1)).loss.item())
     return losses
 
 
@@ -62,8 +67,8 @@ def test_a_compiled_step_equals_the_plain_one():
     for compiled in (False, True):
         _, method, optimizer = parts(symmetric=True)
         if compiled:
-            method.online.compile(dynamic=False)
-            method.slow.compile(dynamic=False)
+            for network in method.networks:
+                network.compile(dynamic=False)
         found.append((run(PlainStep(method, optimizer), method, "cpu"), method.state_dict()))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
     for name, tensor in found[0][1].items():
@@ -80,7 +85,8 @@ def test_a_recorded_step_equals_the_plain_one(optimizer, symmetric):
         take = PlainStep(method, used)
         if recorded:
             views = [torch.randn(16, 3, 16, 16, device="cuda") for _ in range(2)]
-            take = RecordedStep(take, views, method.order_of_keys(16, torch.Generator()).to("cuda"))
+            inputs = {name: tensor.to("cuda") for name, tensor in inputs_of(method, torch.Generator()).items()}
+            take = RecordedStep(take, views, inputs)
         found.append((run(take, method, "cuda"), method.state_dict()))
     # the device sums in no fixed order
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-3)

@@ -13,6 +13,7 @@ from antipode.config.resolve import Layer, resolve
 from antipode.config.sizing import Facts
 from antipode.errors import AntipodeError, UsageError
 from antipode.methods.build import build_method
+from antipode.methods.method import Moment
 from antipode.training.checkpoint import load_checkpoint, restore_training_state, save_checkpoint, training_state
 from antipode.training.loop import Plan
 from antipode.training.run import Run
@@ -36,7 +37,8 @@ def test_a_checkpoint_gives_back_values_and_memory_layouts(optimizer, tmp_path):
         return method, build_optimizer(config, method)
 
     method, used = fresh()
-    PlainStep(method, used)([torch.randn(16, 3, 16, 16) for _ in range(2)], None, 0.1)
+    inputs = method.inputs(16, Moment(0, 1, 0, 1), torch.Generator())
+    PlainStep(method, used)([torch.randn(16, 3, 16, 16) for _ in range(2)], inputs, 0.1)
     save_checkpoint(tmp_path / "c.safetensors", training_state(method, used), {})
     other, restored = fresh()
     restore_training_state(other, restored, load_checkpoint(tmp_path / "c.safetensors")[0])

@@ -83,8 +83,11 @@ class ModelFields(Section):
 
     backbone: str = Field("resnet50", description="resnet-tiny, resnet18 ... resnet152, timm:NAME, package:function")
     stem: Literal["imagenet", "small"] = Field("imagenet", description="small: 3x3 without max-pool, for small images")
-    head: Literal["linear", "mlp"] = Field("mlp", description="projection head")
+    head: Literal["linear", "mlp", "mlp-bn", "mlp-bn-bn"] = Field(
+        "mlp", description="projection head; with batch norm after its first layer, or after both"
+    )
     hidden: Count | None = Field(None, description="width of the mlp head; default: as wide as the features")
+    zero_init_residual: bool = Field(False, description="residual branches of a ResNet begin at zero")
     dim: Count = Field(128, description="dimensions of the embedding that the loss sees")
 
 
@@ -92,10 +95,27 @@ class ContrastiveFields(Section):
     """Contrastive learning"""
 
     temperature: Positive = Field(0.2, description="scores are divided by it")
-    queue_size: Count = Field(65536, description="keys kept as negatives")
+    key_encoder: Literal["slow", "online"] = Field("slow", description="online: keys take a gradient too (SimCLR)")
     key_momentum: Probability = Field(0.999, description="how slowly the key encoder follows")
+    negatives_from: Literal["queue", "batch"] = Field("queue", description="batch: keys of the batch's other images")
+    queue_size: Count = Field(65536, description="keys kept as negatives")
+    negatives: Count | None = Field(
+        None, description="K, negatives that a query meets, drawn from those at hand; default: all of them"
+    )
+    shared_draw: bool = Field(False, description="draw the K negatives once a step for all queries, not for each")
+    both_views: bool = Field(False, description="negatives of the batch are of both views, not of the key's alone")
+    alpha: Positive | None = Field(None, description="EqCo: weigh the negatives as if there were so many; default: K")
     symmetric: bool = Field(False, description="each view is query once and key once; the two losses add")
     bn_groups: Count = Field(8, description="parts of the batch with batch statistics of their own (ShuffleBN)")
+
+
+class JointFields(Section):
+    """JCL: several keys of an image, and the limit of infinitely many"""
+
+    keys: Count = Field(1, description="M', keys of an image")
+    variance_weight: NotNegative = Field(0.0, description="lambda, weight of the variance of the positive scores")
+    variance_ramp: bool = Field(True, description="lambda grows linearly to its full value over the run")
+    normalise_mean: bool = Field(False, description="the mean key enters the queue with length 1")
 
 
 class OptimisationFields(Section):
@@ -135,7 +155,7 @@ class RunningFields(Section):
 
 
 class ContrastiveConfig(
-    RunningFields, OptimisationFields, ContrastiveFields, ModelFields, ViewFields, DataFields, RunFields
+    RunningFields, OptimisationFields, JointFields, ContrastiveFields, ModelFields, ViewFields, DataFields, RunFields
 ):
     """A contrastive run, in full."""
 
@@ -144,8 +164,17 @@ class ContrastiveConfig(
         """What must hold between fields. With the context "provisional" sizes are still to come."""
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov: it needs a momentum greater than 0")
+        if self.symmetric and self.keys > 1:
+            raise ValueError(f"symmetric: it is for one key of an image; keys is {self.keys}")
+        if self.key_encoder == "online" and (self.negatives_from == "queue" or self.keys > 1 or self.symmetric):
+            raise ValueError(
+                "key_encoder: online takes negatives_from batch and one key, and asks both ways as it is: leave out "
+                "symmetric"
+            )
         if info.context == "provisional":
             return self
+        if self.key_encoder == "online" and self.bn_groups > 1:
+            raise ValueError(f"bn_groups: given {self.bn_groups}; with key_encoder online both views share one: use 1")
         if self.batch_size < 2 * self.bn_groups:
             raise ValueError(
                 f"bn_groups: given {self.bn_groups} for a batch_size of {self.batch_size}; "
@@ -173,7 +202,7 @@ class ContrastiveConfig(
 
 
 SECTIONS: tuple[type[Section], ...] = (
-    RunFields, DataFields, ViewFields, ModelFields, ContrastiveFields, OptimisationFields, RunningFields,
+    RunFields, DataFields, ViewFields, ModelFields, ContrastiveFields, JointFields, OptimisationFields, RunningFields,
 )  # fmt: skip
 
 # What a resumed run may change. All else would make it another run.

@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from antipode.config.catalogue import METHODS, NORMALISATIONS, RECIPES, Patch
+from antipode.config.catalogue import METHODS, NORMALISATIONS, RECIPES, Patch, combined
 from antipode.config.fields import ContrastiveConfig
 from antipode.config.sizing import Facts, sized
 from antipode.errors import UsageError, nearest
@@ -106,7 +106,8 @@ def resolve(given: Layer, *, file: Layer | None = None, facts: Facts | None = No
     """The whole configuration of a run.
 
     `facts` size a run whose data has no recipe. Before they are known its sizes are provisional, and what must hold
-    between sizes is not yet checked.
+    between sizes is not yet checked. A number of negatives K makes the queue hold K keys or, where a batch is larger,
+    the last batch, of which K are drawn (EqCo 2.3).
     """
     user = [layer for layer in (file, given) if layer is not None]
     named, _ = merge(user)
@@ -114,20 +115,27 @@ def resolve(given: Layer, *, file: Layer | None = None, facts: Facts | None = No
         if named.get(field) is None:
             raise UsageError(f"{field}: it must be given.")
     method, data = str(named["method"]), str(named["data"])
-    check_name("method", method, METHODS)
+    for part in method.split("+"):
+        check_name("method", part, METHODS)
+    own = combined(method, {name: entry.patch for name, entry in METHODS.items()})
     recipe = named["recipe"] if named.get("recipe") else recipe_of(data)
-    layers = [Layer(f"method {method}", METHODS[method].patch)]
+    layers = [Layer(f"method {method}", own)]
     if recipe is not None:
         check_name("recipe", recipe, RECIPES)
         patches = RECIPES[recipe]
-        layers.append(Layer(f"recipe {recipe}", {**patches["*"], **patches.get(method, {}), "recipe": recipe}))
+        layers.append(Layer(f"recipe {recipe}", {**patches["*"], **combined(method, patches), "recipe": recipe}))
     values, origins = merge([*layers, *user])
     config = validate(values, provisional=recipe is None)
     if recipe is None and facts is not None:
         origin = f"sized for {facts.count:,} images of {facts.side} pixels on {'CUDA' if facts.cuda else 'a CPU'}"
-        sizes = sized(facts, METHODS[method].patch["views"], {name: getattr(config, name) for name in named})
-        values, origins = merge([*layers, Layer(origin, sizes), *user])
+        sizes = sized(facts, own, {name: getattr(config, name) for name in named})
+        layers.append(Layer(origin, sizes))
+        values, origins = merge([*layers, *user])
         config = validate(values)
+    if config.negatives is not None and "queue_size" not in named:
+        layers.append(Layer(f"{config.negatives} negatives", {"queue_size": max(config.negatives, config.batch_size)}))
+        values, origins = merge([*layers, *user])
+        config = validate(values, provisional=recipe is None and facts is None)
     return Resolved(config, {name: origins.get(name, "default") for name in FIELDS})
 
 

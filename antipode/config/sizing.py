@@ -26,8 +26,9 @@ def power_of_two(value: float, low: int, high: int) -> int:
     return size
 
 
-def sized(facts: Facts, views: str, given: Mapping[str, Any]) -> Patch:
-    """500 photos and 5 million must both work: every size follows from the facts, and from the sizes given.
+def sized(facts: Facts, method: Patch, given: Mapping[str, Any]) -> Patch:
+    """500 photos and 5 million must both work: every size follows from the facts, from the method's own settings
+    and from the sizes given.
 
     - The view is as large as the images allow; on a CPU at most 96.
     - An epoch has at least 8 steps, and the queue at most half of the images (a queue larger than the data
@@ -54,11 +55,12 @@ def sized(facts: Facts, views: str, given: Mapping[str, Any]) -> Patch:
         "image_size": image_size,
         "backbone": backbone,
         "stem": "small" if small else "imagenet",
-        "views": f"{views}-small" if small else views,
+        "views": f"{method['views']}-small" if small else method["views"],
         "epochs": epochs,
         "batch_size": batch_size,
         "queue_size": power_of_two(count / 2, min(batch_size, 65536), 65536),
-        "bn_groups": max(1, batch_size // 32),
+        "bn_groups": method.get("bn_groups", max(1, batch_size // 32)),
+        "warmup_epochs": min(method.get("warmup_epochs", 0), epochs // 10),
         "key_momentum": 0.99 if steps < 50_000 else 0.999,
         "log_every": max(1, min(50, count // batch_size)),
     }

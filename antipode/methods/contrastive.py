@@ -1,136 +1,261 @@
-"""The contrastive family: one query, its key, and negatives from a queue."""
+"""The contrastive family: a query, its keys, and a set of negatives.
+
+Where the keys come from (a slow copy or the network itself), how many there are, where the negatives come from (a
+queue or the batch), how many of them a query meets: each is one part, and they combine. MoCo is a slow copy and a
+queue; SiMo a slow copy and the batch; SimCLR the network itself and the batch; EqCo is alpha; JCL is several keys.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from antipode.errors import UsageError
-from antipode.modules.norms import group_batch_norms
+from antipode.distributed import gather, gather_with_gradient, mine, rank
+from antipode.methods.method import Encoder, Inputs, Method, Moment, Step
 from antipode.modules.queue import KeyQueue
 from antipode.modules.slow_copy import follow, slow_copy
 from antipode.objectives import info_nce
+from antipode.objectives.contrastive import NOTHING
+from antipode.randomness import lots
 
 # Health is measured on so many queries of the batch: enough for a mean, and nearly free beside a large queue.
 HEALTH_QUERIES = 64
 
 
-class Encoder(nn.Module):
-    """A backbone and a head; images (N, C, H, W) to unit vectors (N, dim) in float32."""
-
-    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.head = head
-
-    def forward(self, images: Tensor) -> Tensor:
-        return F.normalize(self.head(self.backbone(images)).float(), dim=1)
-
-
 @dataclass(frozen=True)
-class Step:
-    """What a step of a method gives: the loss to minimise, and signs of health as scalars on the device."""
+class Comparison:
+    """What a query is compared with. query: (n, D); keys: (n, M, D); negatives: (K, D), shared; allowed: (n, K) is
+    true where a negative counts for a query, None where all do."""
 
-    loss: Tensor
-    health: dict[str, Tensor]
-    embedding: Tensor  # (N, dim), of the first view, without gradient
-    keys: Tensor  # what the memory takes when the step is over
+    query: Tensor
+    keys: Tensor
+    negatives: Tensor
+    allowed: Tensor | None
+
+    def first(self, count: int) -> Comparison:
+        """Of the first queries alone, without gradient."""
+        allowed = None if self.allowed is None else self.allowed[:count]
+        query, keys = self.query[:count].detach(), self.keys[:count].detach()
+        return Comparison(query, keys, self.negatives.detach(), allowed)
 
 
-class MoCo(nn.Module):
-    """Momentum Contrast, v1 and v2 (He et al. 2020, Algorithm 1; Chen et al. 2020).
+class Contrastive(Method):
+    """One step of the family; `methods/build.py` has the named points.
 
-    A step: the query's forward; then without gradient the slow copy moves, and the keys are encoded in permuted
-    order (with bn_groups > 1, so that a query and its key do not share batch statistics); the scores are taken
-    against the queue before this batch's keys enter it, so the positive is never among the negatives.
-
+    encoder: images to unit vectors. key_momentum: how slowly the key encoder follows; None: the network encodes the
+    keys itself, with gradient (SimCLR). queue: where negatives wait; None: they are the keys of the other images of
+    the batch, over all ranks. negatives: how many of those at hand a query meets, drawn for each query, or with
+    shared_draw once a step for all; None: all. both_views: in-batch negatives are of both views (2N - 2) and not of
+    the key's alone (N - 1).
+    keys: M', keys of an image. variance_weight: JCL's lambda, with ramp growing to its full value over the run.
     symmetric: each view is query once and key once, and the two losses add.
+    bn_groups: over how many parts of the batch the norms inside are computed; with more than one the keys are encoded
+    in permuted order, so that a query and its key do not share batch statistics (ShuffleBN). together: the norms have
+    twice as many groups, so both directions go through the networks in one pass, which is the quicker.
     """
-
-    views = 2
 
     def __init__(
         self,
         encoder: Encoder,
         *,
-        dim: int,
         temperature: float,
-        queue_size: int,
-        key_momentum: float,
+        key_momentum: float | None,
+        queue: KeyQueue | None = None,
+        negatives: int | None = None,
+        shared_draw: bool = False,
+        both_views: bool = False,
+        alpha: float | None = None,
+        keys: int = 1,
+        variance_weight: float = 0.0,
+        ramp: bool = False,
+        normalise_mean: bool = False,
         symmetric: bool = False,
         bn_groups: int = 1,
-        generator: torch.Generator | None = None,
+        together: bool = False,
     ) -> None:
         super().__init__()
-        if bn_groups > 1 and not group_batch_norms(encoder, bn_groups):
-            raise UsageError(
-                f"bn_groups: given {bn_groups}, but the backbone has no BatchNorm2d to group. Use --bn-groups 1."
-            )
         self.online = encoder
-        self.slow = slow_copy(self.online)
-        self.queue = KeyQueue(queue_size, dim, generator=generator)
-        self.temperature = temperature
+        self.slow = None if key_momentum is None else slow_copy(encoder)
+        self.queue = queue
+        self.temperature, self.alpha = temperature, alpha
         self.key_momentum = key_momentum
+        self.drawn, self.shared_draw, self.both_views = negatives, shared_draw, both_views
+        self.keys, self.variance_weight, self.ramp, self.normalise_mean = keys, variance_weight, ramp, normalise_mean
         self.symmetric = symmetric
-        self.bn_groups = bn_groups
+        self.bn_groups, self.together = bn_groups, together
+        self.views = 1 + keys
 
     @property
-    def backbone(self) -> nn.Module:
-        return self.online.backbone
+    def shuffles(self) -> bool:
+        return self.bn_groups > 1 and self.slow is not None
 
-    def order_of_keys(self, n: int, generator: torch.Generator) -> Tensor | None:
-        """(directions, N) on the CPU: in which order each direction's keys are encoded; None where it cannot matter."""
-        if self.bn_groups == 1:
-            return None
-        return torch.stack([torch.randperm(n, generator=generator) for _ in range(1 + self.symmetric)])
+    def inputs(self, n: int, moment: Moment, generator: torch.Generator) -> dict[str, Tensor]:
+        """order (directions, N M): in which order the keys are encoded; lot (directions,): decides which negatives are
+        drawn; variance_weight: lambda now."""
+        directions, given = 1 + self.symmetric, {}
+        if self.shuffles:
+            given["order"] = torch.stack(
+                [torch.randperm(n * self.keys, generator=generator) for _ in range(directions)]
+            )
+        if self.drawn is not None:
+            given["lot"] = torch.randint(2**62, (directions,), generator=generator)
+        if self.variance_weight:
+            share = (moment.epoch + 1) / moment.epochs if self.ramp else 1.0
+            given["variance_weight"] = torch.tensor(share * self.variance_weight)
+        return given
 
-    def forward(self, views: Sequence[Tensor], order: Tensor | None = None) -> Step:
-        """views: two tensors (N, C, H, W); order: of `order_of_keys`, on their device."""
-        first, second = views
-        asked, answered = ([first, second], [second, first]) if self.symmetric else ([first], [second])
-        queries = [self.online(view) for view in asked]
+    def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> Step:
+        inputs = inputs or {}
+        if self.slow is None:
+            comparisons = self.compare_views(views, inputs)
+            entering = torch.empty(0)
+        else:
+            comparisons, entering = self.compare_with_slow_keys(views, inputs)
+        losses = [self.loss(comparison, inputs) for comparison in comparisons]
+        loss = torch.stack(losses).sum()
+        health = self.health(comparisons[0].first(HEALTH_QUERIES), inputs) | {"loss": loss.detach() / len(losses)}
+        return Step(loss, health, comparisons[0].query.detach(), {"keys": entering})
+
+    def loss(self, comparison: Comparison, inputs: Inputs) -> Tensor:
+        return info_nce(
+            comparison.query,
+            comparison.keys,
+            comparison.negatives,
+            temperature=self.temperature,
+            alpha=self.alpha,
+            variance_weight=inputs.get("variance_weight", 0.0),
+            mask=comparison.allowed,
+        )
+
+    def compare_with_slow_keys(self, views: Sequence[Tensor], inputs: Inputs) -> tuple[list[Comparison], Tensor]:
+        """MoCo's order: the query's forward; then, without gradient, the slow copy moves and encodes the keys. The
+        second result is what enters the queue when the step is over, so that no query meets its own key there."""
+        first, *rest = views
+        asked = [first, rest[0]] if self.symmetric else [first]
+        answered = [rest, [first]] if self.symmetric else [rest]
+        queries = self.encode(self.online, asked)
+        assert self.slow is not None and self.key_momentum is not None
         with torch.no_grad():
             follow(self.slow, self.online, self.key_momentum)
-            orders = [None] * len(answered) if order is None else list(order)
-            keys = [self.encode_keys(view, order) for view, order in zip(answered, orders, strict=True)]
-        losses = [
-            info_nce(query, key, self.queue.keys, temperature=self.temperature)
-            for query, key in zip(queries, keys, strict=True)
-        ]
-        loss = torch.stack(losses).sum()
-        health = self.health(queries[0].detach(), keys[0]) | {"loss": loss.detach() / len(losses)}
-        return Step(loss, health, queries[0].detach(), torch.cat(keys))
+            keys = self.encode_keys(answered, inputs.get("order"))
+            means = [self.mean_key(each) for each in keys]
+        comparisons = []
+        for direction, (query, key, mean) in enumerate(zip(queries, keys, means, strict=True)):
+            negatives = mean if self.queue is None else self.queue.keys
+            allowed = self.allowed(query, negatives, inputs, direction)
+            comparisons.append(Comparison(query, mine(key), negatives, allowed))
+        return comparisons, torch.cat(means)
+
+    def compare_views(self, views: Sequence[Tensor], inputs: Inputs) -> list[Comparison]:
+        """SimCLR: both views in one forward pass, so in one set of batch statistics, as in its released code; each
+        is query once and key once, and the gradient flows through both."""
+        first, second = self.online(torch.cat(list(views))).chunk(2)
+        all_first, all_second = gather_with_gradient(first), gather_with_gradient(second)
+        comparisons = []
+        for direction, (query, key, own, other) in enumerate(
+            ((first, second, all_first, all_second), (second, first, all_second, all_first))
+        ):
+            negatives = torch.cat([other, own]) if self.both_views else other
+            allowed = self.allowed(query, negatives, inputs, direction)
+            comparisons.append(Comparison(query, key[:, None], negatives, allowed))
+        return comparisons
+
+    def encode(self, network: nn.Module, batches: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Each batch through the network: one by one, or together where the norms keep their groups apart."""
+        if self.together and len(batches) > 1:
+            return network(torch.cat(list(batches))).chunk(len(batches))
+        return [network(batch) for batch in batches]
+
+    def encode_keys(self, answered: Sequence[Sequence[Tensor]], order: Tensor | None) -> list[Tensor]:
+        """For each direction (N, M, D): the keys of the whole batch over all ranks. answered: for each direction M
+        views (n, C, H, W) of this rank's images.
+
+        Images are taken in order i, then m, so that gathering ranks gives what one rank would have. With an order
+        each rank encodes its part of the permuted batch, and the keys are put back."""
+        assert self.slow is not None
+        batches = [views[0] if len(views) == 1 else torch.stack(list(views), 1).flatten(0, 1) for views in answered]
+        if order is None:
+            keys = [gather(part) for part in self.encode(self.slow, batches)]
+        else:
+            permuted = [gather(batch)[mine(places)] for batch, places in zip(batches, order, strict=True)]
+            encoded = [gather(part) for part in self.encode(self.slow, permuted)]
+            keys = [part[torch.argsort(places)] for part, places in zip(encoded, order, strict=True)]
+        return [part.unflatten(0, (-1, self.keys)) for part in keys]
+
+    def mean_key(self, keys: Tensor) -> Tensor:
+        """(N, D): what stands for an image among the negatives. JCL's mean is not normalised again unless asked."""
+        if keys.shape[1] == 1:
+            return keys[:, 0]
+        mean = keys.mean(dim=1)
+        return nn.functional.normalize(mean, dim=1) if self.normalise_mean else mean
+
+    def allowed(self, query: Tensor, negatives: Tensor, inputs: Inputs, direction: int) -> Tensor | None:
+        """(n, K): which negatives count for each of this rank's queries. Of the batch never the image's own; and of
+        those left only the drawn ones."""
+        n, candidates = len(query), len(negatives)
+        rows = rank() * n + torch.arange(n, device=query.device)
+        allowed, at_hand = None, candidates
+        if self.queue is None:
+            views = 2 if self.both_views else 1
+            allowed = torch.arange(candidates, device=query.device) % (candidates // views) != rows[:, None]
+            at_hand -= views
+        if self.drawn is None or self.drawn >= at_hand:
+            return allowed
+        lot = inputs["lot"][direction]
+        if self.shared_draw:  # as drawn: a query whose own key is among them meets one fewer
+            drawn = _lowest(lots(lot, torch.zeros_like(rows[:1]), candidates), self.drawn)
+            return drawn.expand(n, -1) if allowed is None else drawn & allowed
+        tickets = lots(lot, rows, candidates)
+        return _lowest(tickets if allowed is None else tickets.masked_fill(~allowed, 2**62), self.drawn)
 
     def finish(self, step: Step) -> None:
-        """After the optimiser: the keys enter the queue. (The backward pass has read it by now: no copy needed.)"""
-        self.queue.push(step.keys)
-
-    def encode_keys(self, images: Tensor, order: Tensor | None) -> Tensor:
-        """Keys (N, dim) of the images, encoded in the given order and put back into their own."""
-        if order is None:
-            return self.slow(images)
-        return self.slow(images[order])[torch.argsort(order)]
+        """The keys enter the queue. (The backward pass has read it by now: no copy needed.)"""
+        if self.queue is not None:
+            self.queue.push(step.keep["keys"])
 
     @torch.no_grad()
-    def health(self, query: Tensor, key: Tensor) -> dict[str, Tensor]:
-        """Label-free signs of health, on a few queries; scores in float32, as in the loss."""
-        query, key = query[:HEALTH_QUERIES], key[:HEALTH_QUERIES]
-        with torch.autocast(query.device.type, enabled=False):
-            positive = (query * key).sum(dim=1)
-            negative = query @ self.queue.keys.T
-        return {
-            "positive_similarity": positive.mean(),
-            "negative_similarity": negative.mean(),
-            "contrastive_accuracy": (positive > negative.amax(dim=1)).float().mean(),
-            "queue_fill": self.queue.fill,
-        }
+    def health(self, few: Comparison, inputs: Inputs) -> dict[str, Tensor]:
+        """Label-free signs of health on a few queries; scores in float32, as in the loss.
 
-    @property
-    def chance_loss(self) -> float:
-        """log(1 + K): the loss of an encoder that cannot tell the key from the negatives."""
-        return math.log(1 + len(self.queue))
+        log_k: log(1 + K), with EqCo log(1 + alpha): the loss of an encoder that cannot tell keys from negatives.
+        mutual_information_bound: log(1 + alpha) - L (EqCo Fig. 1), a bound only for one key and real negatives that
+        do not depend on the query: so it is taken from these also where the loss has more. gradient_norm and its
+        deviation over queries: |dL/dq| (EqCo Fig. 2), beside the bound of its Theorem 2.
+        """
+        tau = self.temperature
+        with torch.autocast(few.query.device.type, enabled=False):
+            positive = (few.query * few.keys[:, 0]).sum(dim=1)
+            scores = few.query @ few.negatives.float().T
+            if few.allowed is None:
+                count, mean = torch.full_like(positive, scores.shape[1]), scores.mean()
+            else:
+                count = few.allowed.sum(dim=1).to(scores.dtype).clamp(min=1)
+                mean = (scores * few.allowed).sum() / count.sum()
+                scores = scores.masked_fill(~few.allowed, NOTHING)
+            lse = torch.logsumexp(scores / tau, dim=1)
+            alpha = count if self.alpha is None else torch.full_like(count, self.alpha)
+            against = lse + torch.log(alpha / count)
+            plain_loss = torch.logaddexp(positive / tau, against) - positive / tau
+            with torch.enable_grad():
+                query = few.query.requires_grad_()
+                (gradient,) = torch.autograd.grad(len(query) * self.loss(replace(few, query=query), inputs), query)
+            norms = gradient.norm(dim=1)
+        signs = {
+            "positive_similarity": positive.mean(),
+            "negative_similarity": mean,
+            "contrastive_accuracy": (positive > scores.amax(dim=1)).float().mean(),
+            "log_k": torch.log1p(alpha).mean(),
+            "mutual_information_bound": (torch.log1p(alpha) - plain_loss).mean(),
+            "gradient_norm": norms.mean(),
+            "gradient_norm_deviation": norms.std(correction=0),
+            "gradient_norm_bound": (2 / tau) * torch.sigmoid(against - positive / tau).mean(),
+        }
+        return signs if self.queue is None else signs | {"queue_fill": self.queue.fill}
+
+
+def _lowest(tickets: Tensor, count: int) -> Tensor:
+    """True at the `count` lowest tickets of each row."""
+    return tickets <= tickets.kthvalue(count, dim=1, keepdim=True).values

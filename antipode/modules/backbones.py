@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models import resnet as torchvision_resnet
-from torchvision.models.resnet import BasicBlock
+from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from antipode.errors import AntipodeError, UsageError
 from antipode.modules.names import RESNETS, TINY, check_backbone
@@ -82,19 +82,30 @@ def torchvision_backbone(name: str, channels: int, stem: str, weights: str | Non
     return model
 
 
-def build_backbone(name: str, *, channels: int = 3, stem: str = "imagenet") -> nn.Module:
+def build_backbone(
+    name: str, *, channels: int = 3, stem: str = "imagenet", zero_init_residual: bool = False
+) -> nn.Module:
     """A fresh backbone by name: a ResNet of torchvision, `resnet-tiny`, `timm:NAME` or `package:function`.
 
     `package:function` is imported and called without arguments; what it returns must map images to features.
+    zero_init_residual: the last norm of each residual branch begins with weight 0, so that the block is its shortcut.
     """
     check_backbone(name)
-    if name == TINY:
-        return TinyResNet(channels)
-    if name in RESNETS:
-        return torchvision_backbone(name, channels, stem)
+    if name == TINY or name in RESNETS:
+        backbone = TinyResNet(channels) if name == TINY else torchvision_backbone(name, channels, stem)
+        return start_at_the_shortcuts(backbone) if zero_init_residual else backbone
     if name.startswith("timm:"):
         return timm_backbone(name.removeprefix("timm:"), channels)
     return imported(name)()
+
+
+def start_at_the_shortcuts(backbone: nn.Module) -> nn.Module:
+    for block in backbone.modules():
+        if isinstance(block, BasicBlock):
+            nn.init.zeros_(block.bn2.weight)
+        elif isinstance(block, Bottleneck):
+            nn.init.zeros_(block.bn3.weight)
+    return backbone
 
 
 def timm_backbone(name: str, channels: int, pretrained: bool = False) -> nn.Module:

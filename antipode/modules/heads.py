@@ -6,10 +6,23 @@ from torch import nn
 
 
 def projection_head(kind: str, features: int, dim: int, hidden: int | None = None) -> nn.Module:
-    """`linear` (MoCo v1) or `mlp` (MoCo v2: fc-ReLU-fc, hidden as wide as the features unless given)."""
+    """A head by name; hidden is as wide as the features unless given.
+
+    linear (MoCo v1); mlp (MoCo v2): fc-ReLU-fc; mlp-bn (SimCLR): fc-BN-ReLU-fc, the first without the bias that the
+    norm undoes; mlp-bn-bn (SiMo): fc-BN-ReLU-fc-BN, no biases, weights from N(0, 0.01).
+    """
+    hidden = hidden or features
     if kind == "linear":
         return nn.Linear(features, dim)
     if kind == "mlp":
-        hidden = hidden or features
         return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, dim))
-    raise ValueError(f"head {kind!r}: known are linear, mlp")
+    first = nn.Linear(features, hidden, bias=False)
+    begin = (first, nn.BatchNorm1d(hidden), nn.ReLU(inplace=True))
+    if kind == "mlp-bn":
+        return nn.Sequential(*begin, nn.Linear(hidden, dim))
+    if kind == "mlp-bn-bn":
+        last = nn.Linear(hidden, dim, bias=False)
+        for layer in (first, last):
+            nn.init.normal_(layer.weight, std=0.01)
+        return nn.Sequential(*begin, last, nn.BatchNorm1d(dim))
+    raise ValueError(f"head {kind!r}: known are linear, mlp, mlp-bn, mlp-bn-bn")

@@ -1,21 +1,31 @@
-"""Batch normalisation over groups of the batch: ShuffleBN's equivalent on one device.
+"""Batch normalisation over parts of the batch, or over the batch of all ranks.
 
 MoCo hides which images share batch statistics by shuffling the keys over the GPUs. On one device the same is
 had by normalising contiguous groups of the batch separately, with the keys permuted; R groups on one device
-are what R ranks with plain batch normalisation compute.
+are what R ranks with plain batch normalisation compute. So the number of groups says what is computed, and the
+number of ranks only where.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeGuard
+
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.nn import functional as F
 
+from antipode.distributed import world
+from antipode.errors import UsageError
 
-class GroupedBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d whose training statistics are those of `groups` contiguous parts of the batch.
 
-    The running statistics move towards the mean of the groups' statistics. In eval mode it is BatchNorm2d.
+class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Batch norm whose training statistics are those of `groups` contiguous parts of the batch.
+
+    The running statistics move towards the mean of the groups' statistics. In eval mode it is torch's own.
+    x: (N, C) or (N, C, H, W).
     """
 
     running_mean: Tensor
@@ -23,9 +33,12 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
     num_batches_tracked: Tensor
     momentum: float
 
-    def __init__(self, num_features: int, groups: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
+    def __init__(self, groups: int, num_features: int, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__(num_features, eps=eps, momentum=momentum)
         self.groups = groups
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
@@ -50,12 +63,13 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
     def all_groups(self, x: Tensor) -> Tensor:
         """The same for all groups together, in operations that a compiler fuses (and that are slow without one)."""
         grouped = x.to(self.weight.dtype).unflatten(0, (self.groups, -1))  # (G, n, C, H, W)
-        variance, mean = torch.var_mean(grouped, dim=(1, 3, 4), correction=0)  # (G, C)
+        rest = range(3, grouped.dim())
+        variance, mean = torch.var_mean(grouped, dim=(1, *rest), correction=0)  # (G, C)
         scale = self.weight * torch.rsqrt(variance + self.eps)
         shift = self.bias - mean * scale
         count = x.numel() // (self.groups * self.num_features)
         self.track(mean.detach(), variance.detach() * (count / (count - 1)))
-        wide = (slice(None), None, slice(None), None, None)
+        wide = (slice(None), None, slice(None), *[None for _ in rest])
         return (grouped * scale[wide] + shift[wide]).to(x.dtype).flatten(0, 1)
 
     @torch.no_grad()
@@ -66,18 +80,84 @@ class GroupedBatchNorm2d(nn.BatchNorm2d):
         self.running_var.lerp_(variances.mean(0), self.momentum)
 
 
-def group_batch_norms(module: nn.Module, groups: int) -> int:
-    """Replace every BatchNorm2d inside by a grouped one with the same parameters and buffers, in place.
+class SynchronisedBatchNorm(nn.SyncBatchNorm):
+    """Batch normalisation over the batch of all ranks. torch's own knows CUDA only; the CPU has the same in a few
+    lines, so that what several GPUs compute can be tested without them."""
 
-    Returns how many there were. Relatives of BatchNorm2d, and those without parameters or statistics, stay.
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda or not self.training or world() == 1:
+            return super().forward(x)
+        dims = [0, *range(2, x.dim())]
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        mean = _mean_over_ranks(x.mean(dims))
+        variance = _mean_over_ranks((x - mean.view(shape)).square().mean(dims))
+        count = x.numel() // self.num_features * world()
+        with torch.no_grad():
+            assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked += 1
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * (count / (count - 1)), self.momentum)
+        scale = self.weight * torch.rsqrt(variance + self.eps)
+        return (x - mean.view(shape)) * scale.view(shape) + self.bias.view(shape)
+
+
+class _MeanOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = x.clone()
+        dist.all_reduce(x)
+        return x / world()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        gradient = gradient.clone()
+        dist.all_reduce(gradient)
+        return gradient / world()
+
+
+def _mean_over_ranks(x: Tensor) -> Tensor:
+    return _MeanOverRanks.apply(x)
+
+
+def part_batch_norms(module: nn.Module, groups: int, batches: int = 1) -> None:
+    """Give every BatchNorm inside the statistics of `groups` parts of the batch over all ranks, in place.
+
+    One part over several ranks is synchronised; as many parts as ranks is torch's own norm on each. batches: how many
+    batches of more than one group each go through at once, one after the other.
     """
-    replaced = 0
+    ranks = world()
+    if groups == 1 and ranks == 1:
+        return
+    if groups % ranks and groups > 1:
+        raise UsageError(
+            f"bn_groups: given {groups} on {ranks} processes; allowed are 1 (synchronised) and multiples of {ranks}."
+        )
+    if not any(_is_plain(child) for child in module.modules()):
+        if groups > 1:
+            raise UsageError(
+                f"bn_groups: given {groups}, but the networks have no BatchNorm to group. Use --bn-groups 1."
+            )
+        return
+    if groups == 1:
+        replace_batch_norms(module, SynchronisedBatchNorm)
+    elif groups * batches > ranks:
+        replace_batch_norms(module, partial(GroupedBatchNorm, groups * batches // ranks))
+
+
+def replace_batch_norms(module: nn.Module, make: Callable[..., nn.Module]) -> None:
+    """Replace every BatchNorm inside by make(features, eps=, momentum=) with the same parameters and buffers, in
+    place. Relatives of BatchNorm, and those without parameters or statistics, stay."""
     for name, child in module.named_children():
-        if type(child) is nn.BatchNorm2d and child.affine and child.track_running_stats:
-            grouped = GroupedBatchNorm2d(child.num_features, groups, child.eps, child.momentum or 0.1)
-            grouped.load_state_dict(child.state_dict())
-            setattr(module, name, grouped)
-            replaced += 1
+        if _is_plain(child):
+            other = make(child.num_features, eps=child.eps, momentum=child.momentum or 0.1)
+            other.load_state_dict(child.state_dict())
+            setattr(module, name, other)
         else:
-            replaced += group_batch_norms(child, groups)
-    return replaced
+            replace_batch_norms(child, make)
+
+
+def _is_plain(module: nn.Module) -> TypeGuard[nn.BatchNorm2d]:
+    if type(module) is not nn.BatchNorm1d and type(module) is not nn.BatchNorm2d:
+        return False
+    return module.affine and module.track_running_stats

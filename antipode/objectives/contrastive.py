@@ -96,7 +96,7 @@ def fused_negatives(query: Tensor, negatives: Tensor, temperature: float, mask: 
 
 
 def contrastive_loss(
-    mean: Tensor, variance: Tensor, negatives: Negatives, *, alpha: float | None, variance_weight: float
+    mean: Tensor, variance: Tensor, negatives: Negatives, *, alpha: float | None, variance_weight: float | Tensor
 ) -> Tensor:
     """The formula of this module, per query (N,)."""
     positive = mean + 0.5 * variance_weight * variance
@@ -115,7 +115,7 @@ def info_nce(
     *,
     temperature: float,
     alpha: float | None = None,
-    variance_weight: float = 0.0,
+    variance_weight: float | Tensor = 0.0,
     extra_scores: Tensor | None = None,
     mask: Tensor | None = None,
     reduction: str = "mean",

@@ -18,7 +18,7 @@ from antipode.config.resolve import Config
 from antipode.data.loader import Loader
 from antipode.devices import send
 from antipode.errors import AntipodeError, UsageError
-from antipode.methods.contrastive import MoCo, Step
+from antipode.methods.method import Method, Moment, Step
 from antipode.randomness import generator
 from antipode.training.checkpoint import part, restore_training_state, training_state
 from antipode.training.make_views import MakeViews
@@ -72,7 +72,7 @@ class Training:
         self,
         run: Run,
         config: Config,
-        method: MoCo,
+        method: Method,
         plan: Plan,
         device: torch.device,
         precision: str,
@@ -87,10 +87,10 @@ class Training:
         self.plan = plan
         self.device = device
         self.optimizer = build_optimizer(config, method)
-        self.take_step: TakeStep = PlainStep(
-            method, self.optimizer, bf16=precision == "bf16", clip_norm=config.clip_norm
-        )
+        self.plain_step = PlainStep(method, self.optimizer, bf16=precision == "bf16", clip_norm=config.clip_norm)
+        self.take_step: TakeStep = self.plain_step
         self.record = record
+        self.recorded_phase: int | None = None
         self.meter = Meter()
         self.step = 0  # steps done
         self.saved_at, self.saved_step = time.monotonic(), 0
@@ -168,12 +168,15 @@ class Training:
             log.close()
 
     def update(self, views: list[Tensor]) -> Step:
-        """One step, of which the first may be recorded."""
-        order = self.method.order_of_keys(len(views[0]), generator(self.config.seed, "shuffle", self.step))
-        order = None if order is None else send(order, self.device)
-        if self.record and isinstance(self.take_step, PlainStep):
-            self.take_step = RecordedStep(self.take_step, views, order)
-        step = self.take_step(views, order, self.learning_rate(self.step))
+        """One step. The first of a kind may be recorded, to be replayed for all that follow it."""
+        moment = Moment(self.step, self.plan.steps, self.step // self.plan.steps_per_epoch, self.config.epochs)
+        drawn = self.method.inputs(self.plan.batch_size, moment, generator(self.config.seed, "step", self.step))
+        inputs = {name: send(tensor, self.device) for name, tensor in drawn.items()}
+        phase = self.method.phase(moment)
+        if self.record and phase != self.recorded_phase:
+            self.take_step = RecordedStep(self.plain_step, views, inputs)
+            self.recorded_phase = phase
+        step = self.take_step(views, inputs, self.learning_rate(self.step))
         self.step += 1
         return step
 
@@ -194,7 +197,6 @@ class Training:
         """Write a line; stop at a NaN, warn of what looks wrong."""
         record: dict[str, Any] = {"step": self.step, "epoch": self.epoch}
         record |= {name: round(value, 6) for name, value in self.meter.read().items()}
-        record["log_k"] = round(self.method.chance_loss, 6)
         record["lr"] = self.learning_rate(self.step - 1)
         check_finite(record["loss"], self.step, self.run.last_good())
         record |= {name: round(value, 6) for name, value in spread(step.embedding).items()}

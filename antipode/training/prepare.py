@@ -23,7 +23,7 @@ from antipode.devices import pick_device, pick_precision
 from antipode.errors import AntipodeError, UsageError
 from antipode.evaluation.features import extract
 from antipode.loading import preprocess_of
-from antipode.methods.contrastive import MoCo
+from antipode.methods.method import Method
 from antipode.training.loop import Plan
 from antipode.training.run import Run
 
@@ -58,7 +58,7 @@ class Prepared:
             progress=(lambda done, _: progress(done)) if progress else None,
         )
 
-    def features(self, method: MoCo, loader: Loader, indices: Tensor) -> Tensor:
+    def features(self, method: Method, loader: Loader, indices: Tensor) -> Tensor:
         """The backbone's features of some images, as evaluation would take them."""
         return extract(
             method.backbone,

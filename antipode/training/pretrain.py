@@ -19,7 +19,7 @@ from antipode.devices import memory_errors as out_of_memory
 from antipode.errors import AntipodeError
 from antipode.loading import initialise
 from antipode.methods.build import build_method
-from antipode.methods.contrastive import MoCo
+from antipode.methods.method import Method
 from antipode.modules.names import RESNETS, TINY
 from antipode.terminal import Terminal, bars
 from antipode.training.loop import Training
@@ -84,8 +84,8 @@ def train(prepared: Prepared, run: Run, backbone: nn.Module | None = None, views
                 return run
         run.create(prepared.resolved, resumes=prepared.resumes)
         if fast.compile:
-            method.online.compile(dynamic=False)
-            method.slow.compile(dynamic=False)
+            for network in method.networks:
+                network.compile(dynamic=False)
             terminal.say("compiling: the first step takes a minute or two")
         make_views = make_views_of(config, method.views, views, compiled=fast.compile and loader.resident)
         with terminal, stop_on_signals() as should_stop:
@@ -116,13 +116,14 @@ def choose_speed(prepared: Prepared, custom: bool) -> Speed:
     )
 
 
-def build(prepared: Prepared, run: Run, backbone: nn.Module | None) -> MoCo:
+def build(prepared: Prepared, run: Run, backbone: nn.Module | None) -> Method:
     """The method on its device, from its seed or from the weights of --init."""
     config = prepared.config
     method = build_method(config, backbone)
     if config.init and not run.checkpoints():
         initialise(method.backbone, config.init)
-        method.slow.load_state_dict(method.online.state_dict())
+        if method.slow is not None:
+            method.slow.load_state_dict(method.online.state_dict())
     return method.to(device=prepared.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from antipode.config.resolve import Config
-from antipode.methods.contrastive import MoCo, Step
+from antipode.methods.method import Inputs, Method, Step
 from antipode.training.checkpoint import training_state
 
 WARM_UP_STEPS = 3
-TakeStep = Callable[[list[Tensor], Tensor | None, float], Step]  # (views, order of the keys, learning rate)
+TakeStep = Callable[[list[Tensor], Inputs, float], Step]  # (views, the method's inputs, learning rate)
 
 
 def build_optimizer(config: Config, method: nn.Module) -> torch.optim.Optimizer:
@@ -49,22 +49,22 @@ class PlainStep:
     """Forward, backward, optimiser, memory: as it reads."""
 
     def __init__(
-        self, method: MoCo, optimizer: torch.optim.Optimizer, *, bf16: bool = False, clip_norm: float | None = None
+        self, method: Method, optimizer: torch.optim.Optimizer, *, bf16: bool = False, clip_norm: float | None = None
     ) -> None:
         self.method = method
         self.optimizer = optimizer
         self.bf16 = bf16
         self.clip_norm = clip_norm
 
-    def __call__(self, views: list[Tensor], order: Tensor | None, rate: float) -> Step:
+    def __call__(self, views: list[Tensor], inputs: Inputs, rate: float) -> Step:
         set_rate(self.optimizer, rate)
-        return self.take(views, order)
+        return self.take(views, inputs)
 
-    def take(self, views: list[Tensor], order: Tensor | None) -> Step:
+    def take(self, views: list[Tensor], inputs: Inputs) -> Step:
         self.optimizer.zero_grad(set_to_none=True)
         # The cache of cast weights would outlive a recording.
         with torch.autocast(views[0].device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
-            step: Step = self.method(views, order)
+            step: Step = self.method(views, inputs)
         step.loss.backward()
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.method.online.parameters(), self.clip_norm)
@@ -79,22 +79,22 @@ class RecordedStep:
     Recording needs steps to warm up, which train: what they change is put back.
     """
 
-    def __init__(self, plain: PlainStep, views: list[Tensor], order: Tensor | None) -> None:
+    def __init__(self, plain: PlainStep, views: list[Tensor], inputs: Inputs) -> None:
         self.plain = plain
         self.views = [view.clone(memory_format=torch.preserve_format) for view in views]
-        self.order = None if order is None else order.clone()
+        self.inputs = {name: tensor.clone() for name, tensor in inputs.items()}
         before = {name: tensor.clone() for name, tensor in self.state().items()}
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UP_STEPS):
-                plain.take(self.views, self.order)
+                plain.take(self.views, self.inputs)
         torch.cuda.current_stream().wait_stream(side)
         plain.optimizer.zero_grad(set_to_none=True)
         self.graph = torch.cuda.CUDAGraph()
         # Only this thread is recorded: others load images meanwhile.
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.step = plain.take(self.views, self.order)
+            self.step = plain.take(self.views, self.inputs)
         for name, tensor in self.state().items():
             if name in before:
                 tensor.copy_(before[name])
@@ -104,11 +104,11 @@ class RecordedStep:
     def state(self) -> dict[str, Tensor]:
         return training_state(self.plain.method, self.plain.optimizer)
 
-    def __call__(self, views: list[Tensor], order: Tensor | None, rate: float) -> Step:
+    def __call__(self, views: list[Tensor], inputs: Inputs, rate: float) -> Step:
         for mine, given in zip(self.views, views, strict=True):
             mine.copy_(given)
-        if self.order is not None and order is not None:
-            self.order.copy_(order)
+        for name, mine in self.inputs.items():
+            mine.copy_(inputs[name])
         set_rate(self.plain.optimizer, rate)
         self.graph.replay()
         return self.step

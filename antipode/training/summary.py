@@ -12,7 +12,7 @@ from antipode.errors import UsageError
 from antipode.evaluation.embedding import neighbour_sheet
 from antipode.evaluation.inputs import usable_rows
 from antipode.evaluation.knn import knn, neighbours
-from antipode.methods.contrastive import MoCo
+from antipode.methods.method import Method
 from antipode.objectives.geometry import alignment, effective_rank, uniformity
 from antipode.training.make_views import MakeViews
 from antipode.training.prepare import Prepared
@@ -42,7 +42,7 @@ class OnlineKNN:
         self.truth = held_out.labels[queries]
         self.query_loader: Loader | None = None
 
-    def measure(self, loader: Loader, method: MoCo) -> dict[str, float]:
+    def measure(self, loader: Loader, method: Method) -> dict[str, float]:
         """loader: of the training images."""
         self.query_loader = self.query_loader or self.prepared.loader(self.queries)
         known = self.prepared.features(method, loader, self.bank)
@@ -54,7 +54,7 @@ class OnlineKNN:
 
 
 @torch.no_grad()
-def label_free(method: MoCo, loader: Loader, make_views: MakeViews) -> dict[str, float]:
+def label_free(method: Method, loader: Loader, make_views: MakeViews) -> dict[str, float]:
     """Alignment and uniformity of two fresh views of held-out images, the backbone's effective rank, and how
     often a view's nearest neighbour among all the others' is the other view of its own image."""
     views: list[list[Tensor]] = [[], []]
@@ -73,7 +73,7 @@ def label_free(method: MoCo, loader: Loader, make_views: MakeViews) -> dict[str,
     }
 
 
-def summarise(run: Run, prepared: Prepared, method: MoCo, make_views: MakeViews) -> list[str]:
+def summarise(run: Run, prepared: Prepared, method: Method, make_views: MakeViews) -> list[str]:
     """Write the label-free results and the neighbours of the run, and say them in words."""
     config = prepared.config
     held_out = prepared.held_out()

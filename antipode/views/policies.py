@@ -95,10 +95,24 @@ _MOCO_V2 = Policy(
     flip=0.5,
 )
 
+_SIMCLR = Policy(  # strength 1
+    crop_scale=(0.08, 1.0),
+    brightness=0.8,
+    contrast=0.8,
+    saturation=0.8,
+    hue=0.2,
+    jitter=0.8,
+    grey=0.2,
+    blur=0.5,
+    flip=0.5,
+)
+
 POLICIES: dict[str, Policy] = {
     "moco-v1": _MOCO_V1,
     "moco-v2": _MOCO_V2,
     "moco-v1-small": replace(_MOCO_V1, blur=0.0),
     "moco-v2-small": replace(_MOCO_V2, blur=0.0),
+    "simclr": _SIMCLR,
+    "simclr-small": replace(_SIMCLR, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, blur=0.0),  # strength 0.5
     "none": Policy(),
 }
