@@ -9,10 +9,11 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from inspect import signature
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch import distributed as dist
 
 PATIENCE = timedelta(minutes=30)  # how long a rank waits for the others: rank 0 may evaluate meanwhile
@@ -100,6 +101,17 @@ def average(tensors: Iterable[Tensor]) -> None:
         flat /= world()
         for tensor, part in zip(group, flat.split([tensor.numel() for tensor in group]), strict=True):
             tensor.copy_(part.view_as(tensor))
+
+
+def averaging_gradients(module: nn.Module) -> nn.Module:
+    """The module with its gradients averaged over ranks while they are computed. Losses are means over a rank's own
+    images, of which all ranks have as many: so the average is the gradient of the mean over the whole batch."""
+    if world() == 1:
+        return module
+    # Batch statistics and memories are the same on all ranks, or meant to differ. (The argument's name is changing.)
+    known = signature(nn.parallel.DistributedDataParallel).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    return nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True, **{buffers: False})
 
 
 def any_rank(flag: bool) -> bool:

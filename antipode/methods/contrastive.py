@@ -95,7 +95,7 @@ class Contrastive(Method):
     def inputs(self, n: int, moment: Moment, generator: torch.Generator) -> dict[str, Tensor]:
         """order (directions, N M): in which order the keys are encoded; lot (directions,): decides which negatives are
         drawn; variance_weight: lambda now."""
-        directions, given = 1 + self.symmetric, {}
+        directions, given = 2 if self.symmetric or self.slow is None else 1, {}
         if self.shuffles:
             given["order"] = torch.stack(
                 [torch.randperm(n * self.keys, generator=generator) for _ in range(directions)]

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.nn import functional as F
 
-from antipode.distributed import world
+from antipode.distributed import gather_with_gradient, world
 from antipode.errors import UsageError
 
 
@@ -80,44 +79,37 @@ class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
         self.running_var.lerp_(variances.mean(0), self.momentum)
 
 
-class SynchronisedBatchNorm(nn.SyncBatchNorm):
-    """Batch normalisation over the batch of all ranks. torch's own knows CUDA only; the CPU has the same in a few
-    lines, so that what several GPUs compute can be tested without them."""
+class SynchronisedBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """Batch normalisation over the batch of all ranks, each of which has as many images. (torch's own refuses CPUs, so
+    that what several GPUs compute could not be tested without them.)
+
+    The ranks exchange mean and variance once; the variance of the whole is the mean of the variances plus the variance
+    of the means.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches_tracked: Tensor
+    momentum: float
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda or not self.training or world() == 1:
+        if not self.training or world() == 1:
             return super().forward(x)
-        dims = [0, *range(2, x.dim())]
-        shape = [1, -1, *[1] * (x.dim() - 2)]
-        mean = _mean_over_ranks(x.mean(dims))
-        variance = _mean_over_ranks((x - mean.view(shape)).square().mean(dims))
+        wide = [1, -1, *[1] * (x.dim() - 2)]
+        exact = x.to(self.weight.dtype)
+        variance, mean = torch.var_mean(exact, dim=[0, *range(2, x.dim())], correction=0)
+        means, variances = gather_with_gradient(torch.stack([mean, variance])[None]).unbind(1)  # (ranks, C) each
+        mean, variance = means.mean(0), variances.mean(0) + means.var(0, correction=0)
         count = x.numel() // self.num_features * world()
         with torch.no_grad():
-            assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
-            assert self.num_batches_tracked is not None
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(variance * (count / (count - 1)), self.momentum)
         scale = self.weight * torch.rsqrt(variance + self.eps)
-        return (x - mean.view(shape)) * scale.view(shape) + self.bias.view(shape)
-
-
-class _MeanOverRanks(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        x = x.clone()
-        dist.all_reduce(x)
-        return x / world()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        gradient = gradient.clone()
-        dist.all_reduce(gradient)
-        return gradient / world()
-
-
-def _mean_over_ranks(x: Tensor) -> Tensor:
-    return _MeanOverRanks.apply(x)
+        return ((exact - mean.view(wide)) * scale.view(wide) + self.bias.view(wide)).to(x.dtype)
 
 
 def part_batch_norms(module: nn.Module, groups: int, batches: int = 1) -> None:

@@ -1,0 +1,125 @@
+"""Two ranks give what one rank gives: losses, weights, statistics and memory after several steps, on real processes."""
+
+import datetime
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import multiprocessing
+
+from antipode.config.resolve import Layer, resolve
+from antipode.distributed import any_rank, average, averaging_gradients, gather, gather_with_gradient, mine, world
+from antipode.errors import UsageError
+from antipode.methods.build import build_method
+from antipode.methods.method import Moment
+from antipode.randomness import generator
+
+N, STEPS = 16, 3
+SMALL = {
+    "data": "shapes",
+    "batch_size": N,
+    "queue_size": 40,
+    "image_size": 16,
+    "dim": 16,
+    "lr": 0.05,
+    "warmup_epochs": 0,
+}
+METHODS = {
+    "moco, groups": {"method": "moco-v2", "bn_groups": 4},
+    "moco, as many groups as ranks, symmetric": {"method": "moco-v2", "bn_groups": 2, "symmetric": True},
+    "moco, one batch": {"method": "moco-v2", "bn_groups": 1},
+    "eqco, drawn": {"method": "eqco", "negatives": 6, "alpha": 100, "bn_groups": 2},
+    "eqco, drawn once": {"method": "eqco", "negatives": 6, "alpha": 100, "bn_groups": 2, "shared_draw": True},
+    "simclr": {"method": "simclr"},
+    "simclr, drawn": {"method": "simclr", "negatives": 5, "alpha": 30, "both_views": False},
+    "simo": {"method": "simo"},
+    "simo, drawn": {"method": "simo", "negatives": 5},
+    "simo, shuffled": {"method": "simo", "bn_groups": 4},
+    "jcl": {"method": "jcl", "keys": 3, "bn_groups": 2},
+}
+
+
+def train(fields) -> dict[str, torch.Tensor]:
+    """A few steps of this process's share of the batch."""
+    config = resolve(Layer("test", SMALL | fields)).config
+    method = build_method(config)
+    forward = averaging_gradients(method)
+    optimizer = torch.optim.SGD(method.online.parameters(), lr=config.learning_rate, momentum=0.9)
+    losses = []
+    for number in range(STEPS):
+        random = generator(0, "test", number)
+        views = [mine(torch.randn(N, 3, 16, 16, generator=random)) for _ in range(method.views)]
+        step = forward(views, method.inputs(N, Moment(number, STEPS, number, STEPS), random))
+        optimizer.zero_grad()
+        step.loss.backward()
+        optimizer.step()
+        method.finish(step)
+        losses.append(gather(step.loss.detach()[None]).mean())
+    average(method.buffers())
+    return {**method.state_dict(), "losses": torch.stack(losses)}
+
+
+def worker(rank, store, task, *arguments):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=datetime.timedelta(seconds=60)
+    )
+    result = task(*arguments)
+    if rank == 0:
+        torch.save(result, f"{store}.result")
+    dist.destroy_process_group()
+
+
+def on_two_ranks(tmp_path, task, *arguments):
+    store = tmp_path / "store"
+    multiprocessing.spawn(worker, (store, task, *arguments), nprocs=2)
+    return torch.load(f"{store}.result")
+
+
+def train_all(names):
+    return {name: train(METHODS[name]) for name in names}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory):
+    return on_two_ranks(tmp_path_factory.mktemp("ranks"), train_all, list(METHODS))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_two_ranks_are_one(name, two_ranks):
+    one = train(METHODS[name])
+    assert one.keys() == two_ranks[name].keys()
+    for part, tensor in one.items():
+        # float32, and the two sum in another order; a wrong scale or a missing gradient is off by far more
+        torch.testing.assert_close(
+            two_ranks[name][part], tensor, rtol=2e-3, atol=2e-5, msg=lambda m, p=part: f"{p}: {m}"
+        )
+
+
+def gathered_gradient():
+    x = mine(torch.arange(8.0).view(4, 2)).requires_grad_()
+    everything = gather_with_gradient(x)
+    loss = (everything**2).sum() * (dist.get_rank() + 1)  # rank 0 once, rank 1 twice
+    loss.backward()
+    return {"gradient": gather(x.grad), "any": torch.tensor([any_rank(dist.get_rank() == 1), any_rank(False)])}
+
+
+def test_a_gathered_tensor_gets_the_gradients_of_all_ranks(tmp_path):
+    found = on_two_ranks(tmp_path, gathered_gradient)
+    assert torch.equal(found["gradient"], 3 * 2 * torch.arange(8.0).view(4, 2))
+    assert found["any"].tolist() == [True, False]
+
+
+def refused():
+    with pytest.raises(UsageError, match="multiples of 2"):
+        train({"method": "moco-v2", "bn_groups": 3})
+    return {}
+
+
+def test_groups_that_no_number_of_ranks_can_hold_are_refused(tmp_path):
+    on_two_ranks(tmp_path, refused)
+
+
+def test_with_one_process_nothing_is_exchanged():
+    x = torch.randn(3, 2)
+    assert world() == 1 and gather(x) is x and gather_with_gradient(x) is x and mine(x).equal(x)
