@@ -8,13 +8,16 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from antipode.distributed import launched, local_rank
 from antipode.errors import AntipodeError, UsageError
 
 
 def pick_device(name: str) -> torch.device:
-    """auto, cpu, cuda or cuda:N as a device that is really there."""
+    """auto, cpu, cuda or cuda:N as a device that is really there. Of several processes each has its own."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and launched():
+        name = f"cuda:{local_rank()}"
     try:
         device = torch.device(name)
     except RuntimeError as error:

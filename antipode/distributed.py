@@ -37,13 +37,12 @@ def local_rank() -> int:
 
 
 @contextmanager
-def process_group(device: torch.device) -> Iterator[None]:
-    """Joins the processes that torchrun started. Tensors travel by NCCL on CUDA; decisions, and the CPU, by gloo."""
+def process_group() -> Iterator[None]:
+    """Joins the processes that torchrun started. Tensors on CUDA travel by NCCL; decisions, and the CPU, by gloo."""
     if not launched() or dist.is_initialized():
         yield
         return
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=PATIENCE)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
     try:
         yield
     finally:
@@ -110,19 +109,21 @@ def averaging_gradients(module: nn.Module) -> nn.Module:
         return module
     # Batch statistics and memories are the same on all ranks, or meant to differ. (The argument's name is changing.)
     known = signature(nn.parallel.DistributedDataParallel).parameters
-    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-    return nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True, **{buffers: False})
+    buffers: dict[str, Any] = {
+        "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False
+    }
+    return nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True, **buffers)
 
 
-def any_rank(flag: bool) -> bool:
-    """Whether the flag is true on some rank: all ranks then decide alike."""
+def any_rank(*flags: bool) -> list[bool]:
+    """For each flag whether it is true on some rank: all ranks then decide alike."""
     if world() == 1:
-        return flag
-    vote = torch.tensor(int(flag))
-    dist.all_reduce(vote, op=dist.ReduceOp.MAX)
-    return bool(vote)
+        return list(flags)
+    votes = torch.tensor(flags, dtype=torch.int32)
+    dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+    return votes.bool().tolist()
 
 
 def barrier() -> None:
-    if world() > 1:
-        any_rank(False)
+    """Wait for all ranks."""
+    any_rank(False)

@@ -36,15 +36,15 @@ def describe(record: dict[str, Any], epochs: int) -> str:
 class Terminal:
     """Shows a run on standard error. Use as a context manager around the loop."""
 
-    def __init__(self, steps: int, epochs: int, console: Console | None = None) -> None:
-        self.console = console or Console(file=sys.stderr, highlight=False)
+    def __init__(self, steps: int, epochs: int, console: Console | None = None, quiet: bool = False) -> None:
+        self.console = console or Console(file=sys.stderr, highlight=False, quiet=quiet)
         self.epochs = epochs
         self.steps = steps
         self.first: tuple[int, float] | None = None
         self.printed = 0.0
         self.warned: set[str] = set()
         self.progress: Progress | None = None
-        if self.console.is_terminal:
+        if self.console.is_terminal and not quiet:
             columns = (
                 TextColumn("{task.description}"),
                 BarColumn(),

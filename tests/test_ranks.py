@@ -101,7 +101,7 @@ def gathered_gradient():
     everything = gather_with_gradient(x)
     loss = (everything**2).sum() * (dist.get_rank() + 1)  # rank 0 once, rank 1 twice
     loss.backward()
-    return {"gradient": gather(x.grad), "any": torch.tensor([any_rank(dist.get_rank() == 1), any_rank(False)])}
+    return {"gradient": gather(x.grad), "any": torch.tensor(any_rank(dist.get_rank() == 1, False))}
 
 
 def test_a_gathered_tensor_gets_the_gradients_of_all_ranks(tmp_path):

@@ -75,15 +75,18 @@ def run_pretrain(options: argparse.Namespace) -> None:
     if not (options.resume and Path(options.out).exists()):
         resolve(given, file=file)  # a wrong field is told before torch is loaded
 
+    from antipode.distributed import process_group, rank
     from antipode.training.prepare import prepare
     from antipode.training.pretrain import train
     from antipode.training.run import Run
 
     run = Run(Path(options.out))
-    prepared = prepare(run, given, file, options.resume)
-    print_plan(prepared, everything=options.dry_run)
-    if not options.dry_run:
-        train(prepared, run)
+    with process_group():
+        prepared = prepare(run, given, file, options.resume)
+        if rank() == 0:
+            print_plan(prepared, everything=options.dry_run)
+        if not options.dry_run:
+            train(prepared, run)
 
 
 def print_plan(prepared: Any, everything: bool) -> None:

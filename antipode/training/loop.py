@@ -17,6 +17,7 @@ from torch import Tensor
 from antipode.config.resolve import Config
 from antipode.data.loader import Loader
 from antipode.devices import send
+from antipode.distributed import any_rank, average, averaging_gradients, mine, rank, world
 from antipode.errors import AntipodeError, UsageError
 from antipode.methods.method import Method, Moment, Step
 from antipode.randomness import generator
@@ -87,7 +88,13 @@ class Training:
         self.plan = plan
         self.device = device
         self.optimizer = build_optimizer(config, method)
-        self.plain_step = PlainStep(method, self.optimizer, bf16=precision == "bf16", clip_norm=config.clip_norm)
+        self.plain_step = PlainStep(
+            method,
+            self.optimizer,
+            bf16=precision == "bf16",
+            clip_norm=config.clip_norm,
+            forward=averaging_gradients(method),
+        )
         self.take_step: TakeStep = self.plain_step
         self.record = record
         self.recorded_phase: int | None = None
@@ -118,10 +125,16 @@ class Training:
         self.step = self.saved_step = meta["step"]
 
     def save(self) -> None:
-        """Write a checkpoint, but never one of weights that are lost."""
+        """Write a checkpoint, but never one of weights that are lost. All ranks call it, and the first writes."""
         if self.step == self.saved_step:
             return
+        # Running statistics are linear in those of each batch: their mean over ranks is what one rank would have.
+        average(buffer for name, buffer in self.method.named_buffers() if name.endswith(("_mean", "_var")))
         sums, steps = self.meter.state()
+        average(sums.values())
+        self.saved_at, self.saved_step = time.monotonic(), self.step
+        if rank() > 0:
+            return
         if steps:
             check_finite(float(sums["loss"]), self.step, self.run.last_good())
         tensors = training_state(self.method, self.optimizer)
@@ -135,7 +148,6 @@ class Training:
         self.run.save(self.step, tensors, meta)
         per_epoch = self.plan.steps_per_epoch
         self.run.prune(self.config.keep_last, {epoch * per_epoch for epoch in self.config.keep_epochs})
-        self.saved_at, self.saved_step = time.monotonic(), self.step
 
     def train(
         self,
@@ -147,30 +159,37 @@ class Training:
     ) -> None:
         """Run to the end, or raise Stopped after saving. `online` evaluates at the end of an epoch."""
         events = self.run.path / "events" if self.config.tensorboard else None
-        log = Log(self.run.metrics_file, events, self.step)
+        log = Log(self.run.metrics_file, events, self.step) if rank() == 0 else None
+        labels = loader.images.labels if self.method.labels else None
         self.method.train()
         self.meter.since = waiting_since = time.perf_counter()
         try:
-            for _, canvas in loader.batches(self.plan.batches(self.step)):
+            for indices, canvas in loader.batches(mine(batch) for batch in self.plan.batches(self.step)):
                 waited = time.perf_counter() - waiting_since
-                step = self.update(make_views(canvas, "views", self.step))
-                self.meter.add(step.health, len(canvas), waited)
+                truth = None if labels is None else torch.from_numpy(labels[indices.numpy()])
+                views = make_views(canvas, "views", self.step, rank(), world())
+                step = self.update(views, truth)
+                self.meter.add(step.health, len(canvas) * world(), waited)
                 listener.advance(self.step)
                 if self.step % self.config.log_every == 0 or self.epoch_is_over:
                     self.report(step, log, listener, online)
-                if self.due():
+                    self.meter = Meter()
+                stop, due = any_rank(should_stop() and self.step < self.plan.steps, self.due())
+                if stop or due:
                     self.save()
-                if should_stop() and self.step < self.plan.steps:
-                    self.save()
+                if stop:
                     raise Stopped(f"stopped after step {self.step} (epoch {self.epoch}); --resume goes on from there.")
                 waiting_since = time.perf_counter()
         finally:
-            log.close()
+            if log is not None:
+                log.close()
 
-    def update(self, views: list[Tensor]) -> Step:
+    def update(self, views: list[Tensor], labels: Tensor | None = None) -> Step:
         """One step. The first of a kind may be recorded, to be replayed for all that follow it."""
         moment = Moment(self.step, self.plan.steps, self.step // self.plan.steps_per_epoch, self.config.epochs)
         drawn = self.method.inputs(self.plan.batch_size, moment, generator(self.config.seed, "step", self.step))
+        if labels is not None:
+            drawn["labels"] = labels
         inputs = {name: send(tensor, self.device) for name, tensor in drawn.items()}
         phase = self.method.phase(moment)
         if self.record and phase != self.recorded_phase:
@@ -193,12 +212,17 @@ class Training:
             warmup_epochs=config.warmup_epochs,
         )
 
-    def report(self, step: Step, log: Log, listener: Listener, online: Callable[[], dict[str, float]] | None) -> None:
-        """Write a line; stop at a NaN, warn of what looks wrong."""
+    def report(
+        self, step: Step, log: Log | None, listener: Listener, online: Callable[[], dict[str, float]] | None
+    ) -> None:
+        """Write a line; stop at a NaN, warn of what looks wrong. All ranks call it, and the first speaks for all."""
         record: dict[str, Any] = {"step": self.step, "epoch": self.epoch}
+        average(self.meter.sums.values())
         record |= {name: round(value, 6) for name, value in self.meter.read().items()}
         record["lr"] = self.learning_rate(self.step - 1)
         check_finite(record["loss"], self.step, self.run.last_good())
+        if log is None:
+            return
         record |= {name: round(value, 6) for name, value in spread(step.embedding).items()}
         every = self.config.knn_every
         if online is not None and every and self.epoch_is_over and self.epoch % every == 0:
@@ -210,7 +234,6 @@ class Training:
         listener.line(record)
         for warning in warnings(record):
             listener.warn(warning)
-        self.meter = Meter()
 
     def due(self) -> bool:
         """Whether a checkpoint is due: by epoch, by minutes, or because the run is over."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +15,13 @@ from antipode.views.apply import apply, render
 from antipode.views.draw import draw
 
 CustomView = Callable[[Tensor], Tensor]  # one image (C, H, W) uint8 -> one view (C, S, S) float
-MakeViews = Callable[[Canvas, str, int], list[Tensor]]  # (canvas, purpose, number) -> views (N, C, S, S)
+
+
+class MakeViews(Protocol):
+    """Some views (N, C, S, S) of each image. purpose and number decide the randomness; it is drawn for `ranks` batches
+    of this size, of which this is number `rank`, so that ranks together see what one would."""
+
+    def __call__(self, canvas: Canvas, purpose: str, number: int, rank: int = 0, ranks: int = 1) -> list[Tensor]: ...
 
 
 def make_views_of(config: Config, count: int, custom: CustomView | None, compiled: bool = False) -> MakeViews:
@@ -28,8 +35,10 @@ def standard_views(config: Config, count: int, compiled: bool) -> MakeViews:
     assert config.mean is not None and config.std is not None
     size, mean, std = config.image_size, config.mean, config.std
 
-    def make(canvas: Canvas, purpose: str, number: int) -> list[Tensor]:
-        tables = (draw(rules, len(canvas), generator(config.seed, purpose, number, view)) for view in range(count))
+    def make(canvas: Canvas, purpose: str, number: int, rank: int = 0, ranks: int = 1) -> list[Tensor]:
+        n = len(canvas)
+        drawn = (draw(rules, ranks * n, generator(config.seed, purpose, number, view)) for view in range(count))
+        tables = (table.slice(rank * n, (rank + 1) * n) for table in drawn)
         return [apply(canvas, table, size=size, mean=mean, std=std, plain=plain) for table in tables]
 
     return make
@@ -38,14 +47,16 @@ def standard_views(config: Config, count: int, compiled: bool) -> MakeViews:
 def custom_views(config: Config, count: int, view: CustomView) -> MakeViews:
     """The user's function draws from torch's global generator, which is seeded for it and put back after."""
 
-    def make(canvas: Canvas, purpose: str, number: int) -> list[Tensor]:
+    def make(canvas: Canvas, purpose: str, number: int, rank: int = 0, ranks: int = 1) -> list[Tensor]:
         images = [torch.from_numpy(canvas.image(n)).permute(2, 0, 1) for n in range(len(canvas))]
-        batches = []
+        first = rank * len(canvas)
+
+        def seen(which: int, place: int, image: Tensor) -> Tensor:
+            torch.manual_seed(stream(config.seed, purpose, number, which, first + place))
+            return view(image.clone())  # what it does to it must not reach the data
+
         with torch.random.fork_rng(devices=[]):
-            for which in range(count):
-                torch.manual_seed(stream(config.seed, purpose, number, which))
-                # Each call gets a copy of its own: what it does to it must not reach the data.
-                batches.append(torch.stack([view(image.clone()) for image in images]).to(canvas.device))
-        return batches
+            views = [[seen(which, n, image) for n, image in enumerate(images)] for which in range(count)]
+        return [torch.stack(each).to(canvas.device) for each in views]
 
     return make

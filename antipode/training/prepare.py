@@ -20,6 +20,7 @@ from antipode.data.images import Images
 from antipode.data.loader import Loader, channel_statistics
 from antipode.data.source import open_images
 from antipode.devices import pick_device, pick_precision
+from antipode.distributed import world
 from antipode.errors import AntipodeError, UsageError
 from antipode.evaluation.features import extract
 from antipode.loading import preprocess_of
@@ -112,6 +113,11 @@ def prepare(run: Run, given: Layer, file: Layer | None, resume: bool, source: An
         facts = Facts(len(images), median_side(images, resolved.config), device.type == "cuda")
         resolved = resolve(given, file=file, facts=facts)
     config = resolved.config
+    if config.batch_size % world():
+        raise UsageError(
+            f"batch_size: given {config.batch_size} for {world()} processes; it is over all of them and must be a "
+            f"multiple of {world()}."
+        )
     plan = Plan(len(images), config.batch_size, config.epochs, config.seed)
     return Prepared(resolved, images, source, exists, device, pick_precision(config.precision, device), plan)
 

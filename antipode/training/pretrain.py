@@ -16,6 +16,7 @@ from torch import nn
 from antipode.config.resolve import Layer, read_file
 from antipode.data.broken import describe
 from antipode.devices import memory_errors as out_of_memory
+from antipode.distributed import barrier, process_group, rank, world
 from antipode.errors import AntipodeError
 from antipode.loading import initialise
 from antipode.methods.build import build_method
@@ -58,12 +59,15 @@ def pretrain(
             given[name] = os.fspath(given[name])
     file = Layer(f"file {config}", read_file(config)) if config is not None else None
     run = Run(Path(out))
-    prepared = prepare(run, Layer("given", given), file, resume, objects.get("data"))
-    return train(prepared, run, objects.get("backbone"), objects.get("views"))
+    with process_group():
+        prepared = prepare(run, Layer("given", given), file, resume, objects.get("data"))
+        return train(prepared, run, objects.get("backbone"), objects.get("views"))
 
 
 def train(prepared: Prepared, run: Run, backbone: nn.Module | None = None, views: CustomView | None = None) -> Run:
-    """Everything from the open data to the last word of the run. What can be refused is refused before it is read."""
+    """Everything from the open data to the last word of the run. What can be refused is refused before it is read.
+    Of several ranks the first writes and speaks."""
+    barrier()  # all have seen the folder as it was before the first writes to it
     with memory_errors(prepared):
         method = build(prepared, run, backbone)
         online = OnlineKNN(prepared) if prepared.config.knn_every else None
@@ -75,14 +79,15 @@ def train(prepared: Prepared, run: Run, backbone: nn.Module | None = None, views
         training = Training(
             run, config, method, prepared.plan, prepared.device, prepared.precision, prepared.fingerprint(), fast.record
         )
-        terminal = Terminal(prepared.plan.steps, config.epochs)
+        terminal = Terminal(prepared.plan.steps, config.epochs, quiet=rank() > 0)
         if run.checkpoints():
             training.resume()
             terminal.say(f"resuming after step {training.step} of {prepared.plan.steps}")
             if training.step == prepared.plan.steps:
                 terminal.say(f"{run.path} is finished; --epochs continues it for longer.")
                 return run
-        run.create(prepared.resolved, resumes=prepared.resumes)
+        if rank() == 0:
+            run.create(prepared.resolved, resumes=prepared.resumes)
         if fast.compile:
             for network in method.networks:
                 network.compile(dynamic=False)
@@ -91,6 +96,8 @@ def train(prepared: Prepared, run: Run, backbone: nn.Module | None = None, views
         with terminal, stop_on_signals() as should_stop:
             look = None if online is None else partial(online.measure, loader, method)
             training.train(loader, make_views, terminal, should_stop, look)
+        if rank() > 0:
+            return run
         for line in describe(loader.broken):
             terminal.say(line)
         try:
@@ -107,12 +114,13 @@ class Speed(NamedTuple):
 
 
 def choose_speed(prepared: Prepared, custom: bool) -> Speed:
-    """Compile where it pays back, record where it is safe: by default with networks that we know."""
+    """Compile where it pays back, record where it is safe: by default with networks that we know. What ranks say to
+    each other is not recorded."""
     config, cuda = prepared.config, prepared.device.type == "cuda"
     known = cuda and not custom and config.backbone in (TINY, *RESNETS)
     return Speed(
         compile=known and prepared.plan.steps >= STEPS_THAT_PAY if config.compile is None else config.compile,
-        record=known if config.record is None else config.record and cuda,
+        record=cuda and world() == 1 and (known if config.record is None else config.record),
     )
 
 
@@ -129,7 +137,7 @@ def build(prepared: Prepared, run: Run, backbone: nn.Module | None) -> Method:
 
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """SIGTERM and Ctrl-C ask the loop to save and stop; a second Ctrl-C interrupts at once."""
+    """SIGTERM, SIGUSR1 (a scheduler's warning) and Ctrl-C ask the loop to save and stop; a second Ctrl-C interrupts."""
     asked = False
 
     def ask(number: int, frame: Any) -> None:
@@ -139,7 +147,7 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
         asked = True
 
     try:
-        previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     except ValueError:  # not in the main thread: signals are somebody else's business
         previous = {}
     try:

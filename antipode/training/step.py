@@ -49,9 +49,17 @@ class PlainStep:
     """Forward, backward, optimiser, memory: as it reads."""
 
     def __init__(
-        self, method: Method, optimizer: torch.optim.Optimizer, *, bf16: bool = False, clip_norm: float | None = None
+        self,
+        method: Method,
+        optimizer: torch.optim.Optimizer,
+        *,
+        bf16: bool = False,
+        clip_norm: float | None = None,
+        forward: nn.Module | None = None,
     ) -> None:
+        """forward: what to call in the method's place, where it is wrapped."""
         self.method = method
+        self.forward = forward or method
         self.optimizer = optimizer
         self.bf16 = bf16
         self.clip_norm = clip_norm
@@ -64,7 +72,7 @@ class PlainStep:
         self.optimizer.zero_grad(set_to_none=True)
         # The cache of cast weights would outlive a recording.
         with torch.autocast(views[0].device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
-            step: Step = self.method(views, inputs)
+            step: Step = self.forward(views, inputs)
         step.loss.backward()
         if self.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.method.online.parameters(), self.clip_norm)
