@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
@@ -18,19 +18,31 @@ QUIET_SECONDS = 10.0  # between plain lines
 MakeProgress = Callable[[str, int], Callable[[int], None]]  # (title, total) -> what to call with the number done
 
 
+# What a line of metrics says, in this order, where the method measures it.
+WORDS = (
+    "epoch {epoch}/{epochs}",
+    "loss {loss:.3f}",
+    "(log K {log_k:.2f})",
+    "accuracy {contrastive_accuracy:.0%}",
+    "accuracy {accuracy:.0%}",
+    "similar {positive_similarity:+.2f}/{negative_similarity:+.2f}",
+    "views apart {alignment:.2f}",
+    "centroids {centroid_distance:.2f}",
+    "rank {effective_rank:.0f}",
+    "{images_per_second:,.0f} images/s",
+    "wait {wait_share:.0%}",
+    "k-NN {knn:.1f}",
+)
+
+
 def describe(record: dict[str, Any], epochs: int) -> str:
     """A line of metrics, for people."""
-    parts = [
-        f"epoch {record['epoch']}/{epochs}",
-        f"loss {record['loss']:.3f} (log K {record['log_k']:.2f})",
-        f"accuracy {record['contrastive_accuracy']:.0%}",
-        f"similar {record['positive_similarity']:+.2f}/{record['negative_similarity']:+.2f}",
-        f"rank {record['effective_rank']:.0f}",
-        f"{record['images_per_second']:,.0f} images/s",
-        f"wait {record['wait_share']:.0%}",
-    ]
-    parts += [f"k-NN {record['knn']:.1f}"] if "knn" in record else []
-    return "  ".join(parts)
+    known = {**record, "epochs": epochs}
+    said = []
+    for words in WORDS:
+        with suppress(KeyError):
+            said.append(words.format_map(known))
+    return "  ".join(said).replace("  (", " (")
 
 
 class Terminal:

@@ -36,7 +36,8 @@ from antipode.data.loader import Loader
 from antipode.data.machine import worker_count
 from antipode.data.pack import open_pack, pack
 from antipode.training.make_views import make_views_of
-from antipode.training.step import PlainStep, RecordedStep, TakeStep, build_optimizer
+from antipode.training.optimisers import build_optimizer
+from antipode.training.step import PlainStep, RecordedStep, TakeStep
 from benchmarks.measuring import Results, Row, wait_for
 from benchmarks.steps import on_device, settings
 
@@ -165,7 +166,7 @@ def training_step(config: Config, device: torch.device, compiled: bool, canvas: 
     """Views and step as in a run."""
     method = on_device(config, device, compiled)
     make_views = make_views_of(config, method.views, None)
-    plain = PlainStep(method, build_optimizer(config, method), bf16=True)
+    plain = PlainStep(method, build_optimizer(config, method), precision="bf16")
     take: TakeStep = RecordedStep(plain, make_views(canvas, "views", 0), None)
     return lambda canvas, number: take(make_views(canvas, "views", number), None, config.learning_rate)
 

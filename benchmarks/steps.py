@@ -18,7 +18,8 @@ from antipode.methods.contrastive import Contrastive
 from antipode.methods.method import Moment
 from antipode.modules.queue import KeyQueue
 from antipode.randomness import generator
-from antipode.training.step import PlainStep, RecordedStep, TakeStep, build_optimizer
+from antipode.training.optimisers import build_optimizer
+from antipode.training.step import PlainStep, RecordedStep, TakeStep
 from benchmarks.measuring import Results, Row, milliseconds
 from benchmarks.peers.official import OfficialMoCo, OfficialStep
 
@@ -130,8 +131,8 @@ def antipode_step(method: Contrastive, config: Config, recorded: bool) -> Take:
     start = Moment(0, 1, 0, 1)
     drawn = [method.inputs(config.batch_size, start, generator(0, "step", number)) for number in range(BATCHES)]
     inputs = [(pair, {k: v.to(device) for k, v in given.items()}) for pair, given in zip(views, drawn, strict=True)]
-    bf16 = pick_precision("auto", device) == "bf16"
-    take: TakeStep = PlainStep(method, build_optimizer(config, method), bf16=bf16)
+    precision = pick_precision("auto", device)
+    take: TakeStep = PlainStep(method, build_optimizer(config, method), precision=precision)
     if recorded:
         take = RecordedStep(take, *inputs[0])
     return lambda number: take(*inputs[number % BATCHES], config.learning_rate).loss.detach()

@@ -11,7 +11,8 @@ import torch
 
 from antipode.config.resolve import Layer, resolve
 from antipode.methods.build import build_method
-from antipode.training.step import PlainStep, build_optimizer
+from antipode.training.optimisers import build_optimizer
+from antipode.training.step import PlainStep
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

@@ -6,8 +6,10 @@ import sys
 
 import pytest
 
-from antipode.config.catalogue import METHODS, RECIPES
-from antipode.config.resolve import FIELDS, Layer, merge, policy, read_file, resolve
+from antipode.config.catalogue import METHODS
+from antipode.config.families import FAMILIES, FIELDS, SECTIONS
+from antipode.config.recipes import RECIPES
+from antipode.config.resolve import Layer, merge, policies, read_file, resolve
 from antipode.config.sizing import Facts, sized
 from antipode.errors import UsageError
 
@@ -45,9 +47,10 @@ def test_text_from_the_command_line_means_what_python_values_mean():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
+        ({"nesterov": True, "optimizer": "lars"}, ["nesterov", "sgd"]),
         ({"quee_size": 3}, ["quee_size", "no such field", "queue_size"]),
         ({"temperature": -1}, ["temperature", "-1", "greater than 0"]),
-        ({"optimizer": "adam"}, ["optimizer", "'adam'", "'sgd' or 'adamw'"]),
+        ({"optimizer": "adam"}, ["optimizer", "'adam'", "'adamw' or 'lars'"]),
         ({"epochs": "many"}, ["epochs", "'many'", "integer"]),
         ({"epochs": 2.5}, ["epochs", "2.5", "integer"]),
         ({"method": "moco-v3"}, ["method", "moco-v3", "Did you mean moco-v2"]),
@@ -149,8 +152,52 @@ def test_sized_names_only_real_fields():
 
 
 def test_a_policy_can_be_changed_in_any_parameter():
-    rules = policy(resolve(given(views="moco-v2", blur=1.0, hue=0.2)).config)
+    (rules,) = policies(resolve(given(views="moco-v2", blur=1.0, hue=0.2)).config)
     assert (rules.blur, rules.hue, rules.grey) == (1.0, 0.2, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("method", "field", "said"),
+    [
+        ("byol", "temperature", "temperature: it is a field of contrastive methods; byol is a regression method."),
+        ("moco-v2", "view_count", "view_count: it is a field of regression methods; moco-v2 is a contrastive method."),
+        ("supervised", "head", "head: it is a field of contrastive and regression methods; supervised is a super"),
+        ("supervised", "heads", "heads: there is no such field."),
+    ],
+)
+def test_a_field_of_another_family_is_refused_with_both_named(method, field, said):
+    with pytest.raises(UsageError) as refused:
+        resolve(given(method=method, **{field: 2}))
+    assert str(refused.value).startswith(said)
+
+
+def test_methods_of_different_families_do_not_combine():
+    assert resolve(given(method="jcl+eqco", data="imagenet=x")).config.alpha == 65536
+    with pytest.raises(UsageError, match="byol is a regression method, and eqco a contrastive one"):
+        resolve(given(method="byol+eqco"))
+
+
+def test_every_field_belongs_to_a_family_and_is_listed_once():
+    assert set(FIELDS) == {name for config in FAMILIES.values() for name in config.model_fields}
+    assert len(FIELDS) == sum(len(section.model_fields) for section in SECTIONS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("count", [12, 5_000, 500_000])
+def test_every_method_fits_data_without_a_recipe(method, count):
+    config = resolve(given(method=method, data="./photos"), facts=Facts(count, 100, True)).config
+    assert config.warmup_epochs < config.epochs and config.batch_size <= count
+    assert all(policies(config))
+
+
+def test_published_recipes_of_the_other_families():
+    byol, simclr, supervised = (
+        resolve(given(method=m, data="imagenet=x")).config for m in ("byol", "simclr", "supervised")
+    )
+    assert (byol.hidden, byol.dim, byol.key_momentum, byol.momentum_schedule) == (4096, 256, 0.99, "cosine")
+    assert (byol.optimizer, byol.weight_decay, byol.warmup_epochs, byol.epochs) == ("lars", 1e-6, 10, 300)
+    assert (simclr.optimizer, simclr.learning_rate, simclr.weight_decay) == ("lars", pytest.approx(4.8), 1e-6)
+    assert (supervised.learning_rate, supervised.epochs, supervised.weight_decay) == (0.1, 90, 1e-4)
 
 
 def test_files_are_toml_or_json_and_broken_ones_are_named(tmp_path):

@@ -6,7 +6,8 @@ import torch
 from antipode.config.resolve import Layer, resolve
 from antipode.methods.build import build_method
 from antipode.methods.method import Moment
-from antipode.training.step import PlainStep, RecordedStep, build_optimizer, set_rate
+from antipode.training.optimisers import build_optimizer
+from antipode.training.step import PlainStep, RecordedStep, set_rate
 
 
 def parts(device="cpu", **fields):

@@ -16,8 +16,9 @@ from antipode.methods.build import build_method
 from antipode.methods.method import Moment
 from antipode.training.checkpoint import load_checkpoint, restore_training_state, save_checkpoint, training_state
 from antipode.training.loop import Plan
+from antipode.training.optimisers import build_optimizer
 from antipode.training.run import Run
-from antipode.training.step import PlainStep, build_optimizer
+from antipode.training.step import PlainStep
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 16, "queue_size": 64, "bn_groups": 2, "epochs": 2}
 SMALL |= {"device": "cpu", "tensorboard": False}

@@ -9,7 +9,7 @@ from antipode.cli.command import add_command
 
 
 def add_commands(commands: Any) -> None:
-    from antipode.config.fields import SECTIONS
+    from antipode.config.families import SECTIONS
 
     command = add_command(
         commands,
@@ -58,7 +58,7 @@ def shown(value: Any) -> str:
 
 
 def given_fields(options: argparse.Namespace) -> dict[str, Any]:
-    from antipode.config.resolve import FIELDS
+    from antipode.config.families import FIELDS
 
     chosen = {name: value for name, value in vars(options).items() if name in FIELDS and value is not None}
     optional = {name for name, field in FIELDS.items() if type(None) in get_args(field.annotation)}

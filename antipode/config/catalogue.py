@@ -1,4 +1,4 @@
-"""The named methods and recipes: small patches over the defaults, not one file per experiment."""
+"""The named methods: small patches over the defaults, not one file per experiment."""
 
 from __future__ import annotations
 
@@ -19,9 +19,24 @@ class Method:
     paper: str
     needs: str
     patch: Patch
+    family: str = "contrastive"
 
 
 MOCO_V2: Patch = {"head": "mlp", "temperature": 0.2, "views": "moco-v2", "lr_schedule": "cosine"}
+LONG_COSINE: Patch = {"lr_schedule": "cosine", "lr_update": "step", "warmup_epochs": 10}
+BYOL: Patch = {
+    **LONG_COSINE,
+    "head": "byol",
+    "hidden": 4096,
+    "dim": 256,
+    "views": "byol",
+    "key_momentum": 0.99,
+    "momentum_schedule": "cosine",
+    "bn_groups": 1,
+    "optimizer": "lars",
+    "base_lr": 0.3,
+    "weight_decay": 1e-6,
+}
 
 METHODS: dict[str, Method] = {
     "moco-v1": Method(
@@ -48,9 +63,7 @@ METHODS: dict[str, Method] = {
             "negatives_from": "batch",
             "both_views": True,
             "bn_groups": 1,
-            "lr_schedule": "cosine",
-            "lr_update": "step",
-            "warmup_epochs": 10,
+            **LONG_COSINE,
         },
     ),
     "eqco": Method(
@@ -71,9 +84,7 @@ METHODS: dict[str, Method] = {
             "alpha": 256,
             "bn_groups": 1,
             "zero_init_residual": True,
-            "lr_schedule": "cosine",
-            "lr_update": "step",
-            "warmup_epochs": 10,
+            **LONG_COSINE,
         },
     ),
     "jcl": Method(
@@ -82,83 +93,45 @@ METHODS: dict[str, Method] = {
         needs="1 + M' views, a queue, a slow copy; no labels",
         patch={**MOCO_V2, "keys": 4, "variance_weight": 2.0},
     ),
-}
-
-# A recipe is for a kind of data: first what holds for every method, then what holds for one.
-# On small images every method has views without blur, a faster slow copy and more weight decay. Those with a queue
-# have MoCo's small-data settings: a linear head, a lower temperature, groups of images for the norms.
-SMALL_IMAGES: Patch = {"stem": "small", "key_momentum": 0.99, "weight_decay": 5e-4, "lr_schedule": "cosine"}
-SMALL_MOCO: Patch = {"head": "linear", "temperature": 0.1, "bn_groups": 8, "base_lr": 0.03}
-WITH_QUEUE = ("moco-v1", "moco-v2", "eqco", "jcl")
-
-
-def small_views(name: str) -> Patch:
-    return {"views": f"{METHODS[name].patch['views']}-small"}
-
-
-SMALL: dict[str, Patch] = {name: small_views(name) | (SMALL_MOCO if name in WITH_QUEUE else {}) for name in METHODS}
-SMALL["eqco"] |= {"negatives": 64, "alpha": 4096}
-SMALL["simo"] |= {"alpha": 512}
-SMALL["simclr"] |= {"temperature": 0.2}
-
-RECIPES: dict[str, dict[str, Patch]] = {
-    "imagenet": {
-        "*": {"backbone": "resnet50", "image_size": 224, "normalise": "imagenet"},
-    },
-    "imagenet100": {  # MoCHi's: 0.03 at a batch of 128, a queue of 16384
-        "*": {
-            "backbone": "resnet50",
-            "image_size": 224,
-            "normalise": "imagenet",
-            "batch_size": 128,
-            "base_lr": 0.06,
-            "queue_size": 16384,
+    "byol": Method(
+        title="predict the slow copy's embedding of the other view",
+        paper="Grill et al., NeurIPS 2020",
+        needs="2 views, a slow copy; no negatives, no labels",
+        patch=BYOL,
+        family="regression",
+    ),
+    "msbreg": Method(
+        title="BYOL with centroids of K views and forces that spread embeddings",
+        paper="Moon et al., MSBReg; reconstructed from its supplement",
+        needs="K views, a slow copy; no negatives, no labels",
+        patch={
+            **BYOL,
+            "hidden": 2048,
+            "views": "msbreg",
+            "view_count": 4,
+            "singular_weight": 0.004,
+            "brownian_weight": 0.5,
+            "lr_per_view": True,
+            "base_lr": 0.15,
+            "weight_decay": 1e-5,
         },
-        # JCL's ablations: ResNet-18, 0.1 at a batch of 128, 100 epochs
-        "jcl": {"backbone": "resnet18", "base_lr": 0.2, "epochs": 100, "keys": 5, "variance_weight": 4.0},
-    },
-    "cifar10": {
-        "*": {
-            **SMALL_IMAGES,
-            "backbone": "resnet18",
-            "image_size": 32,
-            "normalise": "cifar10",
-            "batch_size": 512,
-            "queue_size": 4096,
-        },
-        **SMALL,
-    },
-    "stl10": {
-        "*": {
-            **SMALL_IMAGES,
-            "backbone": "resnet18",
-            "image_size": 96,
-            "normalise": "imagenet",
-            "batch_size": 256,
-            "queue_size": 16384,
-        },
-        **dict.fromkeys(WITH_QUEUE, SMALL_MOCO),
-    },
-    "shapes": {  # sized for 2 CPU cores and a few minutes; head and temperature are the method's own
-        "*": {
-            **SMALL_IMAGES,
-            "backbone": "resnet-tiny",
-            "image_size": 32,
-            "normalise": "half",
-            "batch_size": 128,
-            "queue_size": 1024,
+        family="regression",
+    ),
+    "supervised": Method(
+        title="cross-entropy with the labels, the reference from above",
+        paper="He et al., CVPR 2016",
+        needs="1 view, labels",
+        patch={
+            "views": "supervised",
             "bn_groups": 1,
-            "base_lr": 0.12,
-            "epochs": 30,
-            "log_every": 10,
+            "base_lr": 0.1,
+            "lr_schedule": "step",
+            "lr_drops": (0.33, 0.66),
+            "epochs": 90,
         },
-        **{name: small_views(name) for name in METHODS},
-        "eqco": {**small_views("eqco"), "negatives": 64, "alpha": 1024},
-    },
+        family="supervised",
+    ),
 }
-for _long in ("simclr", "simo"):  # a warm-up of ten epochs is a third of the run
-    RECIPES["shapes"][_long] |= {"warmup_epochs": 2}
-RECIPES["cifar100"] = {**RECIPES["cifar10"], "*": {**RECIPES["cifar10"]["*"], "normalise": "cifar100"}}
 
 # Mean and deviation by name, in [0, 1]; `half` is for data without statistics of its own.
 NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -167,6 +140,18 @@ NORMALISATIONS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "half": ((0.5,), (0.25,)),
 }
+
+
+def family_of(method: str) -> str:
+    """The family of a method, or of several as in jcl+eqco."""
+    first, *others = method.split("+")
+    for other in others:
+        if METHODS[other].family != METHODS[first].family:
+            raise UsageError(
+                f"method: {method} cannot be combined: {first} is a {METHODS[first].family} method, and {other} a "
+                f"{METHODS[other].family} one."
+            )
+    return METHODS[first].family
 
 
 def combined(name: str, patches: Mapping[str, Patch]) -> Patch:

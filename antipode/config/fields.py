@@ -1,14 +1,14 @@
 """Every field of a pre-training run: its type, its bounds, its meaning.
 
 The configuration is flat: one name means one thing, in a file, on the command line and as a keyword argument.
-The sections only group the fields for readers and for --help.
+The sections only group the fields for readers and for --help; `families.py` says which of them a method has.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -24,6 +24,7 @@ def split_commas(value: Any) -> Any:
 Range = Annotated[tuple[float, float], BeforeValidator(split_commas)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(split_commas)]
 Epochs = Annotated[tuple[Count, ...], BeforeValidator(split_commas)]
+Norm = Literal["batch", "layer", "group", "standardised"]
 Names = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
 
 
@@ -39,7 +40,9 @@ class RunFields(Section):
     recipe: str | None = Field(None, description="named settings for a kind of data; chosen by the data's name")
     seed: int = Field(0, ge=0, description="all randomness is a function of it")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
-    precision: Literal["auto", "fp32", "bf16"] = Field("auto", description="auto is bf16 on cards that have it")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="auto is bf16 on cards that have it; fp16 scales the loss, for cards that have not"
+    )
     init: str | None = Field(None, description="start from weights: torchvision:NAME, timm:NAME, a file or a run")
 
 
@@ -83,12 +86,34 @@ class ModelFields(Section):
 
     backbone: str = Field("resnet50", description="resnet-tiny, resnet18 ... resnet152, timm:NAME, package:function")
     stem: Literal["imagenet", "small"] = Field("imagenet", description="small: 3x3 without max-pool, for small images")
-    head: Literal["linear", "mlp", "mlp-bn", "mlp-bn-bn"] = Field(
-        "mlp", description="projection head; with batch norm after its first layer, or after both"
+    zero_init_residual: bool = Field(False, description="residual branches of a ResNet begin at zero")
+    norm: Norm = Field("batch", description="norm of the backbone; standardised: group norm and weight standardisation")
+    bn_groups: Count = Field(8, description="parts of the batch with batch statistics of their own (ShuffleBN)")
+
+
+class EmbeddingFields(Section):
+    """The embedding that the loss sees, and its slow copy"""
+
+    head: Literal["linear", "mlp", "mlp-bn", "mlp-bn-bn", "byol"] = Field(
+        "mlp", description="projection head; with batch norm after its first layer, or after both; or BYOL's"
     )
     hidden: Count | None = Field(None, description="width of the mlp head; default: as wide as the features")
-    zero_init_residual: bool = Field(False, description="residual branches of a ResNet begin at zero")
-    dim: Count = Field(128, description="dimensions of the embedding that the loss sees")
+    dim: Count = Field(128, description="dimensions of the embedding")
+    head_norm: Norm = Field("batch", description="norm of the heads that have one")
+    key_momentum: Probability = Field(0.999, description="how slowly the slow copy follows, at first")
+    momentum_schedule: Literal["constant", "cosine"] = Field(
+        "constant", description="cosine: key_momentum grows to 1 over the run (BYOL)"
+    )
+
+
+class DispersionFields(Section):
+    """Forces that spread embeddings, for any loss of embeddings (MSBReg; reconstructed from its supplement)"""
+
+    singular_weight: NotNegative = Field(0.0, description="lambda_s, of the singular value loss")
+    singular_form: Literal["gram", "nuclear", "correlation"] = Field("gram", description="form of that loss")
+    brownian_weight: NotNegative = Field(0.0, description="lambda_b, of the Brownian loss: a random force")
+    brownian_per_view: bool = Field(False, description="a force for each view, not for each image")
+    uniformity_weight: NotNegative = Field(0.0, description="of Wang & Isola's uniformity loss")
 
 
 class ContrastiveFields(Section):
@@ -96,7 +121,6 @@ class ContrastiveFields(Section):
 
     temperature: Positive = Field(0.2, description="scores are divided by it")
     key_encoder: Literal["slow", "online"] = Field("slow", description="online: keys take a gradient too (SimCLR)")
-    key_momentum: Probability = Field(0.999, description="how slowly the key encoder follows")
     negatives_from: Literal["queue", "batch"] = Field("queue", description="batch: keys of the batch's other images")
     queue_size: Count = Field(65536, description="keys kept as negatives")
     negatives: Count | None = Field(
@@ -106,7 +130,6 @@ class ContrastiveFields(Section):
     both_views: bool = Field(False, description="negatives of the batch are of both views, not of the key's alone")
     alpha: Positive | None = Field(None, description="EqCo: weigh the negatives as if there were so many; default: K")
     symmetric: bool = Field(False, description="each view is query once and key once; the two losses add")
-    bn_groups: Count = Field(8, description="parts of the batch with batch statistics of their own (ShuffleBN)")
 
 
 class JointFields(Section):
@@ -118,6 +141,23 @@ class JointFields(Section):
     normalise_mean: bool = Field(False, description="the mean key enters the queue with length 1")
 
 
+class RegressionFields(Section):
+    """Regression: predict the slow copy's embedding of other views (BYOL, MSBReg)"""
+
+    view_count: Annotated[int, Field(ge=2)] = Field(2, description="K, views of an image")
+    centroid: Literal["split", "others", "all"] = Field(
+        "split", description="which centroids of views meet: of two halves, one view and all others, all and all"
+    )
+    joint_statistics: bool = Field(False, description="all views in one batch, so in one set of batch statistics")
+    lr_per_view: bool = Field(False, description="base_lr is multiplied by K (MSBReg)")
+
+
+class SupervisedFields(Section):
+    """Supervised learning"""
+
+    class_count: Count | None = Field(None, description="classes to tell apart; default: those of the data")
+
+
 class OptimisationFields(Section):
     """Optimisation"""
 
@@ -125,10 +165,13 @@ class OptimisationFields(Section):
     batch_size: int = Field(256, ge=2, description="images a step, over all ranks")
     lr: Positive | None = Field(None, description="learning rate, absolute")
     base_lr: Positive | None = Field(0.03, description="learning rate per 256 images a step; unused where lr is given")
-    optimizer: Literal["sgd", "adamw"] = Field("sgd", description="optimiser")
-    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="of sgd; the first beta of adamw")
+    optimizer: Literal["sgd", "adamw", "lars"] = Field("sgd", description="optimiser")
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="of sgd and lars; the first beta of adamw")
     nesterov: bool = Field(False, description="Nesterov momentum for sgd")
-    weight_decay: NotNegative = Field(1e-4, description="on all parameters")
+    weight_decay: NotNegative = Field(1e-4, description="weight decay")
+    decay_norms: bool | None = Field(
+        None, description="decay biases and norms too, and with lars adapt their rate; default: unless it is lars"
+    )
     lr_schedule: Literal["cosine", "step", "constant"] = Field("cosine", description="shape of the learning rate")
     lr_drops: Numbers = Field(
         (0.6, 0.8), description="where step multiplies by 0.1: epochs, or shares of the run below 1"
@@ -152,58 +195,3 @@ class RunningFields(Section):
     save_minutes: Positive | None = Field(None, description="also a checkpoint each so many minutes")
     keep_last: Count = Field(2, description="how many of the latest checkpoints stay")
     keep_epochs: Epochs = Field((), description="epochs whose checkpoints always stay")
-
-
-class ContrastiveConfig(
-    RunningFields, OptimisationFields, JointFields, ContrastiveFields, ModelFields, ViewFields, DataFields, RunFields
-):
-    """A contrastive run, in full."""
-
-    @model_validator(mode="after")
-    def consistent(self, info: ValidationInfo) -> ContrastiveConfig:
-        """What must hold between fields. With the context "provisional" sizes are still to come."""
-        if self.nesterov and self.momentum == 0:
-            raise ValueError("nesterov: it needs a momentum greater than 0")
-        if self.symmetric and self.keys > 1:
-            raise ValueError(f"symmetric: it is for one key of an image; keys is {self.keys}")
-        if self.key_encoder == "online" and (self.negatives_from == "queue" or self.keys > 1 or self.symmetric):
-            raise ValueError(
-                "key_encoder: online takes negatives_from batch and one key, and asks both ways as it is: leave out "
-                "symmetric"
-            )
-        if info.context == "provisional":
-            return self
-        if self.key_encoder == "online" and self.bn_groups > 1:
-            raise ValueError(f"bn_groups: given {self.bn_groups}; with key_encoder online both views share one: use 1")
-        if self.batch_size < 2 * self.bn_groups:
-            raise ValueError(
-                f"bn_groups: given {self.bn_groups} for a batch_size of {self.batch_size}; "
-                f"each group needs 2 images, so at most {self.batch_size // 2} groups"
-            )
-        if (self.mean is None) != (self.std is None):
-            raise ValueError("mean and std: give both or neither")
-        for name in ("mean", "std"):
-            given = getattr(self, name)
-            if given is not None and len(given) != self.channels:
-                raise ValueError(f"{name}: {len(given)} numbers given for {self.channels} channels")
-        if self.std is not None and min(self.std) <= 0:
-            raise ValueError("std: every deviation must be greater than 0")
-        if self.warmup_epochs >= self.epochs and self.warmup_epochs > 0:
-            raise ValueError(f"warmup_epochs: given {self.warmup_epochs}; must be below epochs ({self.epochs})")
-        return self
-
-    @property
-    def learning_rate(self) -> float:
-        """The absolute rate: lr, or base_lr scaled by the images of a step (never by the negatives)."""
-        if self.lr is not None:
-            return self.lr
-        assert self.base_lr is not None
-        return self.base_lr * self.batch_size / 256
-
-
-SECTIONS: tuple[type[Section], ...] = (
-    RunFields, DataFields, ViewFields, ModelFields, ContrastiveFields, JointFields, OptimisationFields, RunningFields,
-)  # fmt: skip
-
-# What a resumed run may change. All else would make it another run.
-FIELDS_FREE_ON_RESUME = ("epochs",)

@@ -10,21 +10,19 @@ import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from antipode.config.catalogue import METHODS, NORMALISATIONS, RECIPES, Patch, combined
-from antipode.config.fields import ContrastiveConfig
+from antipode.config.catalogue import METHODS, NORMALISATIONS, Patch, combined, family_of
+from antipode.config.families import FAMILIES, FIELDS, Config, ContrastiveConfig, families_of
+from antipode.config.recipes import RECIPES
 from antipode.config.sizing import Facts, sized
 from antipode.errors import UsageError, nearest
 from antipode.modules.names import check_backbone
-from antipode.views.policies import POLICIES, Policy
-
-Config = ContrastiveConfig
-FIELDS = ContrastiveConfig.model_fields
+from antipode.views.policies import POLICIES, VIEWS, Policy
 
 
 @dataclass(frozen=True)
@@ -85,12 +83,15 @@ def merge(layers: Iterable[Layer]) -> tuple[dict[str, Any], dict[str, str]]:
     return values, origins
 
 
-def explain(error: ValidationError) -> str:
-    """All mistakes of a configuration, one a line."""
+def explain(error: ValidationError, method: str = "") -> str:
+    """All mistakes of a configuration, one a line. method: what it configures."""
     lines = []
     for problem in error.errors():
         name = str(problem["loc"][0]) if problem["loc"] else ""
-        if problem["type"] == "extra_forbidden":
+        if problem["type"] == "extra_forbidden" and method and families_of(name):
+            others = " and ".join(families_of(name))
+            lines.append(f"{name}: it is a field of {others} methods; {method} is a {family_of(method)} method.")
+        elif problem["type"] == "extra_forbidden":
             lines.append(f"{name}: there is no such field.{nearest(name, FIELDS)}")
         elif problem["type"] == "missing":
             lines.append(f"{name}: it must be given.")
@@ -117,39 +118,42 @@ def resolve(given: Layer, *, file: Layer | None = None, facts: Facts | None = No
     method, data = str(named["method"]), str(named["data"])
     for part in method.split("+"):
         check_name("method", part, METHODS)
+    known = FAMILIES[family_of(method)].model_fields
     own = combined(method, {name: entry.patch for name, entry in METHODS.items()})
     recipe = named["recipe"] if named.get("recipe") else recipe_of(data)
     layers = [Layer(f"method {method}", own)]
     if recipe is not None:
         check_name("recipe", recipe, RECIPES)
         patches = RECIPES[recipe]
-        layers.append(Layer(f"recipe {recipe}", {**patches["*"], **combined(method, patches), "recipe": recipe}))
+        common = {name: value for name, value in patches["*"].items() if name in known}
+        layers.append(Layer(f"recipe {recipe}", {**common, **combined(method, patches), "recipe": recipe}))
     values, origins = merge([*layers, *user])
     config = validate(values, provisional=recipe is None)
     if recipe is None and facts is not None:
         origin = f"sized for {facts.count:,} images of {facts.side} pixels on {'CUDA' if facts.cuda else 'a CPU'}"
         sizes = sized(facts, own, {name: getattr(config, name) for name in named})
-        layers.append(Layer(origin, sizes))
+        layers.append(Layer(origin, {name: value for name, value in sizes.items() if name in known}))
         values, origins = merge([*layers, *user])
         config = validate(values)
-    if config.negatives is not None and "queue_size" not in named:
+    if isinstance(config, ContrastiveConfig) and config.negatives is not None and "queue_size" not in named:
         layers.append(Layer(f"{config.negatives} negatives", {"queue_size": max(config.negatives, config.batch_size)}))
         values, origins = merge([*layers, *user])
         config = validate(values, provisional=recipe is None and facts is None)
-    return Resolved(config, {name: origins.get(name, "default") for name in FIELDS})
+    return Resolved(config, {name: origins.get(name, "default") for name in FIELDS if name in known})
 
 
 def validate(values: dict[str, Any], provisional: bool = False) -> Config:
-    """A configuration, or all that is wrong with it."""
+    """A configuration of the method's family, or all that is wrong with it."""
+    method = str(values["method"])
     try:
-        config = Config.model_validate(values, context="provisional" if provisional else None)
+        config = FAMILIES[family_of(method)].model_validate(values, context="provisional" if provisional else None)
     except ValidationError as error:
-        raise UsageError(explain(error)) from None
-    check_name("views", config.views, [*POLICIES, "custom"])
+        raise UsageError(explain(error, method)) from None
+    check_name("views", config.views, [*VIEWS, *POLICIES, "custom"])
     check_name("normalise", config.normalise, ["computed", *NORMALISATIONS])
     check_backbone(config.backbone)
     normalisation(config)
-    policy(config)  # its ranges are checked here, before anything starts
+    policies(config)  # their ranges are checked here, before anything starts
     return config
 
 
@@ -171,14 +175,15 @@ def named_normalisation(name: str, channels: int) -> tuple[tuple[float, ...], tu
     return mean, std
 
 
-def policy(config: Config) -> Policy:
-    """The named policy with the parameters that the configuration changes."""
-    base = POLICIES.get(config.views, Policy())
+def policies(config: Config) -> list[Policy]:
+    """The policies of the first view, the second ..., with the parameters that the configuration changes in all of
+    them. Where there are more views than policies, they take turns."""
+    base = [POLICIES[name] for name in VIEWS.get(config.views, (config.views,)) if name != "custom"]
     changes: Patch = {
         name: getattr(config, name) for name in Policy.__dataclass_fields__ if getattr(config, name, None) is not None
     }
     try:
-        return Policy(**{**base.__dict__, **changes})
+        return [replace(policy, **changes) for policy in base]
     except ValueError as error:
         raise UsageError(str(error)) from None
 
@@ -186,4 +191,4 @@ def policy(config: Config) -> Policy:
 def as_table(resolved: Resolved) -> list[tuple[str, str, str]]:
     """(field, value, origin) for every field, for people."""
     values = resolved.config.model_dump(mode="json")
-    return [(name, json.dumps(values[name]), resolved.origins[name]) for name in FIELDS]
+    return [(name, json.dumps(values[name]), origin) for name, origin in resolved.origins.items()]

@@ -36,6 +36,8 @@ def sized(facts: Facts, method: Patch, given: Mapping[str, Any]) -> Patch:
     - On a GPU few images are seen more often: 800 epochs of 500 images down to 100 of a million; on a CPU the
       run is held to about 200,000 images.
     - The slow copy of a short run must be quicker, or it never leaves its starting point.
+
+    What a family has no field for is left out by the caller.
     """
     count = facts.count
     limit = 224 if facts.cuda else 96
@@ -61,6 +63,6 @@ def sized(facts: Facts, method: Patch, given: Mapping[str, Any]) -> Patch:
         "queue_size": power_of_two(count / 2, min(batch_size, 65536), 65536),
         "bn_groups": method.get("bn_groups", max(1, batch_size // 32)),
         "warmup_epochs": min(method.get("warmup_epochs", 0), epochs // 10),
-        "key_momentum": 0.99 if steps < 50_000 else 0.999,
+        "key_momentum": min(0.99 if steps < 50_000 else 0.999, method.get("key_momentum", 0.999)),
         "log_every": max(1, min(50, count // batch_size)),
     }

@@ -5,12 +5,17 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from antipode.config.resolve import Config
+from antipode.config.families import Config, ContrastiveConfig, EmbeddingConfig, RegressionConfig, SupervisedConfig
+from antipode.config.fields import DispersionFields
+from antipode.errors import UsageError
 from antipode.methods.contrastive import Contrastive
-from antipode.methods.method import Encoder, Method
+from antipode.methods.dispersion import Dispersion
+from antipode.methods.method import Encoder, Method, Projection
+from antipode.methods.regression import Regression
+from antipode.methods.supervised import Supervised
 from antipode.modules.backbones import build_backbone, feature_dim
 from antipode.modules.heads import projection_head
-from antipode.modules.norms import part_batch_norms
+from antipode.modules.norms import part_batch_norms, use_norm
 from antipode.modules.queue import KeyQueue
 from antipode.randomness import generator, stream
 
@@ -26,12 +31,18 @@ def build_method(config: Config, backbone: nn.Module | None = None) -> Method:
                 stem=config.stem,
                 zero_init_residual=config.zero_init_residual,
             )
+        use_norm(backbone, config.norm)
         features = feature_dim(backbone, config.channels, config.image_size)
-        head = projection_head(config.head, features, config.dim, config.hidden)
-    return build_contrastive(config, Encoder(backbone, head))
+        if isinstance(config, ContrastiveConfig):
+            return build_contrastive(config, backbone, features)
+        if isinstance(config, RegressionConfig):
+            return build_regression(config, backbone, features)
+        assert isinstance(config, SupervisedConfig)
+        return build_supervised(config, backbone, features)
 
 
-def build_contrastive(config: Config, encoder: Encoder) -> Contrastive:
+def build_contrastive(config: ContrastiveConfig, backbone: nn.Module, features: int) -> Contrastive:
+    encoder = Encoder(backbone, build_head(config, features))
     # Groups keep both directions of a symmetric loss apart, so that one pass can hold them both.
     together = config.symmetric and config.bn_groups > 1 and config.batch_size % config.bn_groups == 0
     part_batch_norms(encoder, config.bn_groups, batches=2 if together else 1)
@@ -54,4 +65,41 @@ def build_contrastive(config: Config, encoder: Encoder) -> Contrastive:
         symmetric=config.symmetric,
         bn_groups=config.bn_groups,
         together=together,
+        momentum_schedule=config.momentum_schedule,
+        dispersion=dispersion(config),
     )
+
+
+def build_regression(config: RegressionConfig, backbone: nn.Module, features: int) -> Regression:
+    """The predictor is a projection head once more, from embedding to embedding."""
+    encoder = Projection(backbone, build_head(config, features))
+    predictor = build_head(config, config.dim)
+    part_batch_norms(nn.ModuleList([encoder, predictor]), config.bn_groups)
+    return Regression(
+        encoder,
+        predictor,
+        views=config.view_count,
+        key_momentum=config.key_momentum,
+        momentum_schedule=config.momentum_schedule,
+        centroid=config.centroid,
+        dispersion=dispersion(config),
+        joint_statistics=config.joint_statistics,
+    )
+
+
+def build_supervised(config: SupervisedConfig, backbone: nn.Module, features: int) -> Supervised:
+    if config.class_count is None:
+        raise UsageError("class_count: it must be given where there are no data to count the classes of.")
+    encoder = Projection(backbone, nn.Identity())
+    part_batch_norms(encoder, config.bn_groups)
+    return Supervised(encoder, nn.Linear(features, config.class_count))
+
+
+def build_head(config: EmbeddingConfig, features: int) -> nn.Module:
+    head = projection_head(config.head, features, config.dim, config.hidden)
+    use_norm(head, config.head_norm)
+    return head
+
+
+def dispersion(config: EmbeddingConfig) -> Dispersion:
+    return Dispersion(**{name: getattr(config, name) for name in DispersionFields.model_fields})

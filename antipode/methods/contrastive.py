@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from antipode.distributed import gather, gather_with_gradient, mine, rank
+from antipode.methods.dispersion import Dispersion
 from antipode.methods.method import Encoder, Inputs, Method, Moment, Step
 from antipode.modules.queue import KeyQueue
-from antipode.modules.slow_copy import follow, slow_copy
+from antipode.modules.slow_copy import follow, momentum_at, slow_copy
 from antipode.objectives import info_nce
 from antipode.objectives.contrastive import NOTHING
 from antipode.randomness import lots
@@ -45,11 +46,11 @@ class Comparison:
 class Contrastive(Method):
     """One step of the family; `methods/build.py` has the named points.
 
-    encoder: images to unit vectors. key_momentum: how slowly the key encoder follows; None: the network encodes the
-    keys itself, with gradient (SimCLR). queue: where negatives wait; None: they are the keys of the other images of
-    the batch, over all ranks. negatives: how many of those at hand a query meets, drawn for each query, or with
-    shared_draw once a step for all; None: all. both_views: in-batch negatives are of both views (2N - 2) and not of
-    the key's alone (N - 1).
+    encoder: images to unit vectors. key_momentum: how slowly the key encoder follows, with the cosine schedule ever
+    more so; None: the network encodes the keys itself, with gradient (SimCLR). queue: where negatives wait; None: they
+    are the keys of the other images of the batch, over all ranks. negatives: how many of those at hand a query meets,
+    drawn for each query, or with shared_draw once a step for all; None: all. both_views: in-batch negatives are of
+    both views (2N - 2) and not of the key's alone (N - 1). dispersion: forces that spread the queries.
     keys: M', keys of an image. variance_weight: JCL's lambda, with ramp growing to its full value over the run.
     symmetric: each view is query once and key once, and the two losses add.
     bn_groups: over how many parts of the batch the norms inside are computed; with more than one the keys are encoded
@@ -75,13 +76,16 @@ class Contrastive(Method):
         symmetric: bool = False,
         bn_groups: int = 1,
         together: bool = False,
+        momentum_schedule: str = "constant",
+        dispersion: Dispersion | None = None,
     ) -> None:
         super().__init__()
         self.online = encoder
         self.slow = None if key_momentum is None else slow_copy(encoder)
         self.queue = queue
         self.temperature, self.alpha = temperature, alpha
-        self.key_momentum = key_momentum
+        self.key_momentum, self.momentum_schedule = key_momentum, momentum_schedule
+        self.dispersion = dispersion or Dispersion()
         self.drawn, self.shared_draw, self.both_views = negatives, shared_draw, both_views
         self.keys, self.variance_weight, self.ramp, self.normalise_mean = keys, variance_weight, ramp, normalise_mean
         self.symmetric = symmetric
@@ -105,7 +109,10 @@ class Contrastive(Method):
         if self.variance_weight:
             share = (moment.epoch + 1) / moment.epochs if self.ramp else 1.0
             given["variance_weight"] = torch.tensor(share * self.variance_weight)
-        return given
+        if self.key_momentum is not None and self.momentum_schedule != "constant":
+            momentum = momentum_at(moment.step, moment.steps, self.key_momentum, self.momentum_schedule)
+            given["key_momentum"] = torch.tensor(momentum)
+        return given | self.dispersion.inputs(generator)
 
     def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> Step:
         inputs = inputs or {}
@@ -117,6 +124,9 @@ class Contrastive(Method):
         losses = [self.loss(comparison, inputs) for comparison in comparisons]
         loss = torch.stack(losses).sum()
         health = self.health(comparisons[0].first(HEALTH_QUERIES), inputs) | {"loss": loss.detach() / len(losses)}
+        forces = self.dispersion(torch.stack([comparison.query for comparison in comparisons], dim=1), inputs)
+        loss = torch.stack([loss, *forces.values()]).sum()
+        health |= {name: force.detach() for name, force in forces.items()}
         return Step(loss, health, comparisons[0].query.detach(), {"keys": entering})
 
     def loss(self, comparison: Comparison, inputs: Inputs) -> Tensor:
@@ -139,7 +149,7 @@ class Contrastive(Method):
         queries = self.encode(self.online, asked)
         assert self.slow is not None and self.key_momentum is not None
         with torch.no_grad():
-            follow(self.slow, self.online, self.key_momentum)
+            follow(self.slow, self.online, inputs.get("key_momentum", self.key_momentum))
             keys = self.encode_keys(answered, inputs.get("order"))
             means = [self.mean_key(each) for each in keys]
         comparisons = []

@@ -44,6 +44,13 @@ class Encoder(nn.Module):
         return F.normalize(self.head(self.backbone(images)).float(), dim=1)
 
 
+class Projection(Encoder):
+    """The same before it is normalised, for what reads on from there."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.head(self.backbone(images)).float()
+
+
 class Method(nn.Module):
     """A method holds its networks and its memory.
 

@@ -37,7 +37,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def training_state(method: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Everything that training changes: `method.*` and `optimizer.<parameter>.<slot>`."""
     state = {f"method.{name}": tensor for name, tensor in method.state_dict().items()}
-    names = [name for name, parameter in method.named_parameters() if parameter.requires_grad]
+    names = trained_names(method, optimizer)
     for index, slots in optimizer.state_dict()["state"].items():
         for slot, value in slots.items():
             if value is not None:
@@ -46,10 +46,10 @@ def training_state(method: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
 
 
 def restore_training_state(method: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """The inverse of training_state; the optimiser must hold the trainable parameters in their order."""
+    """The inverse of training_state."""
     method.load_state_dict(part(tensors, "method."))
-    parameters = {name: parameter for name, parameter in method.named_parameters() if parameter.requires_grad}
-    places = {name: place for place, name in enumerate(parameters)}
+    parameters = dict(method.named_parameters())
+    places = {name: place for place, name in enumerate(trained_names(method, optimizer))}
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in part(tensors, "optimizer.").items():
         owner, _, slot = name.rpartition(".")
@@ -57,6 +57,12 @@ def restore_training_state(method: nn.Module, optimizer: torch.optim.Optimizer, 
             tensor = torch.empty_like(parameters[owner]).copy_(tensor)
         state.setdefault(places[owner], {})[slot] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def trained_names(method: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """The names of what an optimiser trains, in its order, group by group."""
+    names = {parameter: name for name, parameter in method.named_parameters()}
+    return [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -21,11 +21,12 @@ from antipode.distributed import any_rank, average, averaging_gradients, mine, r
 from antipode.errors import AntipodeError, UsageError
 from antipode.methods.method import Method, Moment, Step
 from antipode.randomness import generator
-from antipode.training.checkpoint import part, restore_training_state, training_state
+from antipode.training.checkpoint import part
 from antipode.training.make_views import MakeViews
+from antipode.training.optimisers import build_optimizer
 from antipode.training.run import Run
 from antipode.training.schedules import learning_rate
-from antipode.training.step import PlainStep, RecordedStep, TakeStep, build_optimizer
+from antipode.training.step import PlainStep, RecordedStep, TakeStep
 from antipode.training.telemetry import Listener, Log, Meter, check_finite, spread, warnings
 
 
@@ -91,7 +92,7 @@ class Training:
         self.plain_step = PlainStep(
             method,
             self.optimizer,
-            bf16=precision == "bf16",
+            precision=precision,
             clip_norm=config.clip_norm,
             forward=averaging_gradients(method),
         )
@@ -119,7 +120,7 @@ class Training:
                 f"data: the run was trained on {meta['data']['images']:,} images, and these are other ones "
                 f"({self.data['images']:,}). A resumed run needs the same images under the same names."
             )
-        restore_training_state(self.method, self.optimizer, tensors)
+        self.plain_step.restore(tensors)
         self.meter.restore(part(tensors, "meter."), meta["meter_steps"])
         self.meter.sums = {name: value.to(self.device) for name, value in self.meter.sums.items()}
         self.step = self.saved_step = meta["step"]
@@ -137,7 +138,7 @@ class Training:
             return
         if steps:
             check_finite(float(sums["loss"]), self.step, self.run.last_good())
-        tensors = training_state(self.method, self.optimizer)
+        tensors = self.plain_step.state()
         tensors |= {f"meter.{name}": value for name, value in sums.items()}
         meta = {
             "epoch": self.epoch,

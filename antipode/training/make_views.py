@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from antipode.config.resolve import Config, policy
+from antipode.config.resolve import Config, policies
 from antipode.data.canvas import Canvas
 from antipode.randomness import generator, stream
 from antipode.views.apply import apply, render
@@ -30,14 +31,15 @@ def make_views_of(config: Config, count: int, custom: CustomView | None, compile
 
 
 def standard_views(config: Config, count: int, compiled: bool) -> MakeViews:
-    rules = policy(config)
+    rules = policies(config)
     plain = torch.compile(render, dynamic=False) if compiled else render
     assert config.mean is not None and config.std is not None
     size, mean, std = config.image_size, config.mean, config.std
 
     def make(canvas: Canvas, purpose: str, number: int, rank: int = 0, ranks: int = 1) -> list[Tensor]:
         n = len(canvas)
-        drawn = (draw(rules, ranks * n, generator(config.seed, purpose, number, view)) for view in range(count))
+        chances = (generator(config.seed, purpose, number, view) for view in range(count))
+        drawn = (draw(rule, ranks * n, chance) for rule, chance in zip(cycle(rules), chances, strict=False))
         tables = (table.slice(rank * n, (rank + 1) * n) for table in drawn)
         return [apply(canvas, table, size=size, mean=mean, std=std, plain=plain) for table in tables]
 

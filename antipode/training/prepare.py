@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from antipode.config.fields import FIELDS_FREE_ON_RESUME
+from antipode.config.families import FIELDS_FREE_ON_RESUME, SupervisedConfig
 from antipode.config.resolve import Config, Layer, Resolved, normalisation, resolve
 from antipode.config.sizing import Facts
 from antipode.data.decode import BrokenImage, decode
@@ -91,9 +91,7 @@ class Prepared:
             return
         mean, std = normalisation(config) or channel_statistics(loader)
         found = {"mean": [float(f"{m:.6g}") for m in mean], "std": [float(f"{s:.6g}") for s in std]}
-        origins = self.resolved.origins | dict.fromkeys(found, f"normalise {config.normalise}")
-        settled = resolve(Layer("settled", config.model_dump(mode="json") | found)).config
-        self.resolved = Resolved(settled, origins)
+        self.resolved = settled(self.resolved, found, f"normalise {config.normalise}")
 
 
 def prepare(run: Run, given: Layer, file: Layer | None, resume: bool, source: Any = None) -> Prepared:
@@ -108,10 +106,16 @@ def prepare(run: Run, given: Layer, file: Layer | None, resume: bool, source: An
     if isinstance(source, str) and source == "custom":
         raise UsageError("data: this run was trained on data given from Python: give the same data again.")
     images = open_split(resolved.config, source, "train")
+    if isinstance(resolved.config, SupervisedConfig):
+        images = labelled(images)
     device = pick_device(resolved.config.device)
     if not exists and resolved.config.recipe is None:
         facts = Facts(len(images), median_side(images, resolved.config), device.type == "cuda")
         resolved = resolve(given, file=file, facts=facts)
+    if isinstance(resolved.config, SupervisedConfig) and resolved.config.class_count is None:
+        assert images.labels is not None
+        count = len(images.classes) if images.classes else int(images.labels.max()) + 1
+        resolved = settled(resolved, {"class_count": count}, "the data's labels")
     config = resolved.config
     if config.batch_size % world():
         raise UsageError(
@@ -120,6 +124,21 @@ def prepare(run: Run, given: Layer, file: Layer | None, resume: bool, source: An
         )
     plan = Plan(len(images), config.batch_size, config.epochs, config.seed)
     return Prepared(resolved, images, source, exists, device, pick_precision(config.precision, device), plan)
+
+
+def settled(resolved: Resolved, found: dict[str, Any], origin: str) -> Resolved:
+    """The configuration with what was found out since."""
+    config = resolve(Layer("settled", resolved.config.model_dump(mode="json") | found)).config
+    return Resolved(config, resolved.origins | dict.fromkeys(found, origin))
+
+
+def labelled(images: Images) -> Images:
+    """Those that have a label, for a method that learns from labels."""
+    if images.labels is None:
+        raise UsageError(f"data: {images.name} has no labels, and a supervised method learns from them.")
+    if images.labels.ndim > 1:
+        raise UsageError(f"data: an image of {images.name} may have several labels; a supervised method takes one.")
+    return images if (images.labels >= 0).all() else images.subset(np.flatnonzero(images.labels >= 0))
 
 
 def check_writable(run: Run) -> None:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from antipode.config.families import ContrastiveConfig
 from antipode.config.resolve import Layer, read_file
 from antipode.data.broken import describe
 from antipode.devices import memory_errors as out_of_memory
@@ -21,7 +22,7 @@ from antipode.errors import AntipodeError
 from antipode.loading import initialise
 from antipode.methods.build import build_method
 from antipode.methods.method import Method
-from antipode.modules.names import RESNETS, TINY
+from antipode.modules.names import BUILT_IN
 from antipode.terminal import Terminal, bars
 from antipode.training.loop import Training
 from antipode.training.make_views import CustomView, make_views_of
@@ -101,7 +102,7 @@ def train(prepared: Prepared, run: Run, backbone: nn.Module | None = None, views
         for line in describe(loader.broken):
             terminal.say(line)
         try:
-            for line in summarise(run, prepared, method, make_views):
+            for line in summarise(run, prepared, method, make_views_of(config, 2, views)):
                 terminal.say(line)
         except (AntipodeError, OSError) as error:  # the run itself is whole
             terminal.warn(f"summary: it could not be made: {error}")
@@ -117,10 +118,11 @@ def choose_speed(prepared: Prepared, custom: bool) -> Speed:
     """Compile where it pays back, record where it is safe: by default with networks that we know. What ranks say to
     each other is not recorded."""
     config, cuda = prepared.config, prepared.device.type == "cuda"
-    known = cuda and not custom and config.backbone in (TINY, *RESNETS)
+    known = cuda and not custom and config.backbone in BUILT_IN
+    recordable = cuda and world() == 1 and prepared.precision != "fp16" and not config.needs_the_host
     return Speed(
         compile=known and prepared.plan.steps >= STEPS_THAT_PAY if config.compile is None else config.compile,
-        record=cuda and world() == 1 and (known if config.record is None else config.record),
+        record=recordable and (known if config.record is None else config.record),
     )
 
 
@@ -159,8 +161,8 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
 
 def memory_errors(prepared: Prepared) -> AbstractContextManager[None]:
     config = prepared.config
+    queue = f" or --queue-size (now {config.queue_size})" if isinstance(config, ContrastiveConfig) else ""
     return out_of_memory(
-        f"Lower --batch-size (now {config.batch_size}), --image-size (now {config.image_size}) or --queue-size (now "
-        f"{config.queue_size}), or use a smaller --backbone (now {config.backbone}); with --resident false the images "
-        "stay on the disk."
+        f"Lower --batch-size (now {config.batch_size}), --image-size (now {config.image_size}){queue}, or use a "
+        f"smaller --backbone (now {config.backbone}); with --resident false the images stay on the disk."
     )

@@ -12,48 +12,28 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from antipode.config.resolve import Config
 from antipode.methods.method import Inputs, Method, Step
-from antipode.training.checkpoint import training_state
+from antipode.training.checkpoint import restore_training_state, training_state
 
 WARM_UP_STEPS = 3
+SCALER_STATE = {"scale": float, "_growth_tracker": int}
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TakeStep = Callable[[list[Tensor], Inputs, float], Step]  # (views, the method's inputs, learning rate)
 
 
-def build_optimizer(config: Config, method: nn.Module) -> torch.optim.Optimizer:
-    """SGD or AdamW over what takes a gradient. On CUDA fused, with a rate that a recorded graph can read."""
-    parameters = [parameter for parameter in method.parameters() if parameter.requires_grad]
-    on_cuda = parameters[0].is_cuda
-    rate = torch.tensor(config.learning_rate, device=parameters[0].device) if on_cuda else config.learning_rate
-    how = {"fused": True} if on_cuda else {"foreach": True}
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(
-            parameters,
-            lr=rate,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            weight_decay=config.weight_decay,
-            **how,
-        )
-    return torch.optim.AdamW(
-        parameters,
-        lr=rate,
-        betas=(config.momentum, 0.999),
-        weight_decay=config.weight_decay,
-        capturable=on_cuda,
-        **how,
-    )
-
-
 class PlainStep:
-    """Forward, backward, optimiser, memory: as it reads."""
+    """Forward, backward, optimiser, memory: as it reads.
+
+    precision: fp32, bf16, or fp16, whose small gradients would vanish: the loss is scaled, and a step whose scaled
+    gradient overflows is left out.
+    """
 
     def __init__(
         self,
         method: Method,
         optimizer: torch.optim.Optimizer,
         *,
-        bf16: bool = False,
+        precision: str = "fp32",
         clip_norm: float | None = None,
         forward: nn.Module | None = None,
     ) -> None:
@@ -61,8 +41,9 @@ class PlainStep:
         self.method = method
         self.forward = forward or method
         self.optimizer = optimizer
-        self.bf16 = bf16
+        self.precision = precision
         self.clip_norm = clip_norm
+        self.scaler = torch.amp.GradScaler(next(method.parameters()).device.type) if precision == "fp16" else None
 
     def __call__(self, views: list[Tensor], inputs: Inputs, rate: float) -> Step:
         set_rate(self.optimizer, rate)
@@ -70,28 +51,56 @@ class PlainStep:
 
     def take(self, views: list[Tensor], inputs: Inputs) -> Step:
         self.optimizer.zero_grad(set_to_none=True)
+        dtype = AUTOCAST.get(self.precision)
         # The cache of cast weights would outlive a recording.
-        with torch.autocast(views[0].device.type, torch.bfloat16, enabled=self.bf16, cache_enabled=False):
+        with torch.autocast(views[0].device.type, dtype, enabled=dtype is not None, cache_enabled=False):
             step: Step = self.forward(views, inputs)
-        step.loss.backward()
-        if self.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.method.online.parameters(), self.clip_norm)
-        self.optimizer.step()
+        if self.scaler is None:
+            step.loss.backward()
+            self.clip()
+            self.optimizer.step()
+        else:
+            self.scaler.scale(step.loss).backward()
+            self.scaler.unscale_(self.optimizer)
+            self.clip()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         self.method.finish(step)
         return step
+
+    def clip(self) -> None:
+        if self.clip_norm is not None:
+            trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            nn.utils.clip_grad_norm_(trained, self.clip_norm)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything that steps change, for a checkpoint."""
+        state = training_state(self.method, self.optimizer)
+        if self.scaler is not None:
+            about = self.scaler.state_dict()
+            state |= {f"scaler.{name}": torch.tensor(about[name], dtype=torch.float64) for name in SCALER_STATE}
+        return state
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `state`."""
+        restore_training_state(self.method, self.optimizer, tensors)
+        if self.scaler is not None:
+            known = {name: kind(tensors[f"scaler.{name}"]) for name, kind in SCALER_STATE.items()}
+            self.scaler.load_state_dict(self.scaler.state_dict() | known)
 
 
 class RecordedStep:
     """The plain step, recorded with the first batch as a CUDA graph and replayed for every other.
 
-    Recording needs steps to warm up, which train: what they change is put back.
+    Recording needs steps to warm up, which train: what they change is put back. fp16 cannot be recorded: the host
+    decides after each backward pass whether the step counts.
     """
 
     def __init__(self, plain: PlainStep, views: list[Tensor], inputs: Inputs) -> None:
         self.plain = plain
         self.views = [view.clone(memory_format=torch.preserve_format) for view in views]
         self.inputs = {name: tensor.clone() for name, tensor in inputs.items()}
-        before = {name: tensor.clone() for name, tensor in self.state().items()}
+        before = {name: tensor.clone() for name, tensor in plain.state().items()}
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -103,14 +112,11 @@ class RecordedStep:
         # Only this thread is recorded: others load images meanwhile.
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             self.step = plain.take(self.views, self.inputs)
-        for name, tensor in self.state().items():
+        for name, tensor in plain.state().items():
             if name in before:
                 tensor.copy_(before[name])
             else:
                 tensor.zero_()  # an optimiser's slot before its first step
-
-    def state(self) -> dict[str, Tensor]:
-        return training_state(self.plain.method, self.plain.optimizer)
 
     def __call__(self, views: list[Tensor], inputs: Inputs, rate: float) -> Step:
         for mine, given in zip(self.views, views, strict=True):

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from antipode.errors import AntipodeError
 from antipode.files import write_text
-from antipode.objectives.geometry import effective_rank, feature_deviation
+from antipode.objectives.geometry import effective_rank, feature_deviation, uniformity
+from antipode.objectives.regression import evenness
 
 STARVING = 0.3  # share of the time spent waiting for data
 COLLAPSED_DEVIATION = 0.05
@@ -115,6 +116,8 @@ def spread(embedding: Tensor) -> dict[str, float]:
     return {
         "feature_deviation": float(feature_deviation(embedding)),
         "effective_rank": float(effective_rank(embedding)),
+        "uniformity": float(uniformity(embedding)),
+        "evenness": float(evenness(embedding)),
     }
 
 
@@ -135,7 +138,8 @@ def warnings(record: dict[str, Any]) -> Iterator[str]:
     if deviation < COLLAPSED_DEVIATION or rank < COLLAPSED_RANK:
         yield (
             f"collapse: different images get nearly the same embedding (deviation {deviation:.3f} where 1 is an even "
-            f"spread, effective rank {rank:.1f}). Lower --lr, add --warmup-epochs, or check that the images differ."
+            f"spread, effective rank {rank:.1f}). Lower --lr, add --warmup-epochs, spread them by --singular-weight or "
+            "--brownian-weight, or check that the images differ."
         )
     if record["wait_share"] > STARVING:
         yield (

@@ -107,6 +107,18 @@ _SIMCLR = Policy(  # strength 1
     flip=0.5,
 )
 
+_BYOL = Policy(  # what its two views share
+    crop_scale=(0.08, 1.0),
+    brightness=0.4,
+    contrast=0.4,
+    saturation=0.2,
+    hue=0.1,
+    jitter=0.8,
+    grey=0.2,
+    flip=0.5,
+)
+_SUPERVISED = Policy(crop_scale=(0.08, 1.0), flip=0.5)
+
 POLICIES: dict[str, Policy] = {
     "moco-v1": _MOCO_V1,
     "moco-v2": _MOCO_V2,
@@ -114,5 +126,19 @@ POLICIES: dict[str, Policy] = {
     "moco-v2-small": replace(_MOCO_V2, blur=0.0),
     "simclr": _SIMCLR,
     "simclr-small": replace(_SIMCLR, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, blur=0.0),  # strength 0.5
+    "byol-1": replace(_BYOL, blur=1.0),
+    "byol-2": replace(_BYOL, blur=0.1, solarise=0.2),
+    "byol-1-small": _BYOL,
+    "byol-2-small": replace(_BYOL, solarise=0.2),
+    "msbreg": replace(_BYOL, blur=1.0, solarise=0.2),  # Table 1 of its supplement, with BYOL's crop
+    "msbreg-small": replace(_BYOL, solarise=0.2),
+    "supervised": _SUPERVISED,
+    "supervised-small": replace(_SUPERVISED, crop_scale=(0.5, 1.0)),
     "none": Policy(),
+}
+
+# Views that are not made alike: the policy of the first, of the second.
+VIEWS: dict[str, tuple[str, ...]] = {
+    "byol": ("byol-1", "byol-2"),
+    "byol-small": ("byol-1-small", "byol-2-small"),
 }

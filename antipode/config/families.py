@@ -1,0 +1,125 @@
+"""A family of methods has the common fields and its own; what must hold between fields is checked here."""
+
+from __future__ import annotations
+
+from pydantic import ValidationInfo, model_validator
+
+from antipode.config.fields import (
+    ContrastiveFields,
+    DataFields,
+    DispersionFields,
+    EmbeddingFields,
+    JointFields,
+    ModelFields,
+    OptimisationFields,
+    RegressionFields,
+    RunFields,
+    RunningFields,
+    Section,
+    SupervisedFields,
+    ViewFields,
+)
+
+
+class Config(RunningFields, OptimisationFields, ModelFields, ViewFields, DataFields, RunFields):
+    """What every run has."""
+
+    @model_validator(mode="after")
+    def consistent(self, info: ValidationInfo) -> Config:
+        """With the context "provisional" sizes are still to come."""
+        if self.nesterov and (self.momentum == 0 or self.optimizer != "sgd"):
+            raise ValueError("nesterov: it is for sgd with a momentum greater than 0")
+        if info.context == "provisional":
+            return self
+        if self.batch_size < 2 * self.bn_groups:
+            raise ValueError(
+                f"bn_groups: given {self.bn_groups} for a batch_size of {self.batch_size}; "
+                f"each group needs 2 images, so at most {self.batch_size // 2} groups"
+            )
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("mean and std: give both or neither")
+        for name in ("mean", "std"):
+            given = getattr(self, name)
+            if given is not None and len(given) != self.channels:
+                raise ValueError(f"{name}: {len(given)} numbers given for {self.channels} channels")
+        if self.std is not None and min(self.std) <= 0:
+            raise ValueError("std: every deviation must be greater than 0")
+        if self.warmup_epochs >= self.epochs and self.warmup_epochs > 0:
+            raise ValueError(f"warmup_epochs: given {self.warmup_epochs}; must be below epochs ({self.epochs})")
+        return self
+
+    @property
+    def learning_rate(self) -> float:
+        """The absolute rate: lr, or base_lr scaled by the images of a step (never by the negatives)."""
+        if self.lr is not None:
+            return self.lr
+        assert self.base_lr is not None
+        return self.base_lr * self.batch_size / 256
+
+    @property
+    def decays_norms(self) -> bool:
+        return self.optimizer != "lars" if self.decay_norms is None else self.decay_norms
+
+    @property
+    def needs_the_host(self) -> bool:
+        """Whether a step waits for the device on its way, so that it cannot be recorded."""
+        return False
+
+
+class EmbeddingConfig(DispersionFields, EmbeddingFields, Config):
+    """What every method has whose loss sees embeddings."""
+
+    @property
+    def needs_the_host(self) -> bool:
+        return self.singular_weight > 0 and self.singular_form == "nuclear"  # a singular value decomposition
+
+
+class ContrastiveConfig(JointFields, ContrastiveFields, EmbeddingConfig):
+    """A contrastive run, in full."""
+
+    @model_validator(mode="after")
+    def contrastive_is_consistent(self, info: ValidationInfo) -> ContrastiveConfig:
+        if self.symmetric and self.keys > 1:
+            raise ValueError(f"symmetric: it is for one key of an image; keys is {self.keys}")
+        if self.key_encoder == "online" and (self.negatives_from == "queue" or self.keys > 1 or self.symmetric):
+            raise ValueError(
+                "key_encoder: online takes negatives_from batch and one key, and asks both ways as it is: leave out "
+                "symmetric"
+            )
+        if self.key_encoder == "online" and self.bn_groups > 1 and info.context != "provisional":
+            raise ValueError(f"bn_groups: given {self.bn_groups}; with key_encoder online both views share one: use 1")
+        return self
+
+
+class RegressionConfig(RegressionFields, EmbeddingConfig):
+    """A regression run, in full."""
+
+    @property
+    def learning_rate(self) -> float:
+        scaled = super().learning_rate
+        return scaled * self.view_count if self.lr_per_view and self.lr is None else scaled
+
+
+class SupervisedConfig(SupervisedFields, Config):
+    """A supervised run, in full."""
+
+
+FAMILIES: dict[str, type[Config]] = {
+    "contrastive": ContrastiveConfig,
+    "regression": RegressionConfig,
+    "supervised": SupervisedConfig,
+}
+
+SECTIONS: tuple[type[Section], ...] = (
+    RunFields, DataFields, ViewFields, ModelFields, EmbeddingFields, ContrastiveFields, JointFields, RegressionFields,
+    DispersionFields, SupervisedFields, OptimisationFields, RunningFields,
+)  # fmt: skip
+FIELDS = {name: field for section in SECTIONS for name, field in section.model_fields.items()}
+
+# What a resumed run may change. All else would make it another run.
+FIELDS_FREE_ON_RESUME = ("epochs",)
+
+
+def families_of(field: str) -> list[str]:
+    """The families whose methods have a field."""
+    return [family for family, config in FAMILIES.items() if field in config.model_fields]

@@ -1,0 +1,91 @@
+"""Regression onto centroids of views, and forces that spread embeddings.
+
+MSBReg (Moon et al., "An Embedding-Dynamic Approach to Self-supervised Learning") is at hand as its supplement only:
+the centroid, Brownian and singular value losses below are reconstructions, not the authors' formulas. What is fixed
+by the supplement is that two views without the other terms are BYOL.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def centroid_loss(predictions: Tensor, targets: Tensor, form: str = "split") -> Tensor:
+    """Squared distance between centroids of the views of an image, on average over images. A reconstruction.
+
+    predictions, targets: (n, K, D), unit vectors q_ik and t_ik. With halves A, B of the views (the larger first):
+    split: |mean_A q - mean_B t|^2 + |mean_B q - mean_A t|^2, which for K = 2 is BYOL's loss;
+    others: |q_k - mean_{j != k} t_j|^2, on average over k; all: |mean_k q - mean_k t|^2.
+    """
+    views = predictions.shape[1]
+    if form == "split":
+        half = (views + 1) // 2
+        q, t = (torch.stack([x[:, :half].mean(1), x[:, half:].mean(1)], dim=1) for x in (predictions, targets))
+        return (q - t.flip(1)).square().sum(dim=(1, 2)).mean()
+    if form == "others":
+        others = (targets.sum(dim=1, keepdim=True) - targets) / (views - 1)
+        return (predictions - others).square().sum(dim=2).mean()
+    if form == "all":
+        return (predictions.mean(1) - targets.mean(1)).square().sum(dim=1).mean()
+    raise ValueError(f"centroid {form!r}: known are split, others, all")
+
+
+def brownian_loss(embeddings: Tensor, directions: Tensor) -> Tensor:
+    """mean_ik z_ik . n_i: a random force on each particle, which asks for no other's place. A reconstruction.
+
+    embeddings: (n, K, D); directions: unit vectors (n, 1, D), a fresh one for each image, or (n, K, D) for each view.
+    """
+    return (embeddings * directions).sum(dim=2).mean()
+
+
+def gram_loss(z: Tensor) -> Tensor:
+    """|(d/M) Z'Z - I|^2 for unit rows Z (M, d): least where all singular values are equal. A reconstruction.
+
+    The squares of the singular values add up to M, so the loss is the sum of their squared deviations from that: no
+    decomposition is needed.
+    """
+    gram = z.T @ z * (z.shape[1] / len(z))
+    return (gram - torch.eye(z.shape[1], dtype=z.dtype, device=z.device)).square().sum()
+
+
+def nuclear_loss(z: Tensor) -> Tensor:
+    """-sum of the singular values of Z (M, d): least where they are equal, as their squares add up to M. A
+    reconstruction. Waits for the device: it decomposes."""
+    return -torch.linalg.svdvals(z).sum()
+
+
+def correlation_loss(z: Tensor, eps: float = 1e-6) -> Tensor:
+    """Sum of the squared correlations between different dimensions of Z (M, d), each pair twice. A reconstruction."""
+    centred = z - z.mean(dim=0)
+    standard = centred * torch.rsqrt(centred.square().mean(dim=0) + eps)
+    correlations = standard.T @ standard / len(z)
+    return correlations.square().sum() - correlations.diagonal().square().sum()
+
+
+SINGULAR_LOSSES = {"gram": gram_loss, "nuclear": nuclear_loss, "correlation": correlation_loss}
+
+
+def pair_distance(embeddings: Tensor) -> Tensor:
+    """Mean squared distance between two different views of an image. embeddings: (n, K, D).
+
+    Over all pairs, that is 2K/(K - 1) times the spread of the views about their centroid.
+    """
+    views = embeddings.shape[1]
+    return image_spread(embeddings) * (2 * views / (views - 1))
+
+
+def image_spread(embeddings: Tensor) -> Tensor:
+    """Mean squared distance of the views of an image from their centroid. embeddings: (n, K, D)."""
+    return (embeddings - embeddings.mean(dim=1, keepdim=True)).square().sum(dim=2).mean()
+
+
+def evenness(z: Tensor) -> Tensor:
+    """Smallest over largest singular value of the unit vectors along the rows of z (M, d): the inverse of the condition
+    number, 1 where the singular value loss is least. From the eigenvalues of the smaller Gram matrix, in float64."""
+    z = F.normalize(z.double(), dim=1)
+    gram = z.T @ z if len(z) >= z.shape[1] else z @ z.T
+    finite = gram.isfinite().all()
+    squares = torch.linalg.eigvalsh(gram.where(finite, 0)).clamp(min=0)  # which raises on a NaN
+    return (squares[0] / squares[-1].clamp(min=torch.finfo(z.dtype).tiny)).sqrt().where(finite, torch.nan)
