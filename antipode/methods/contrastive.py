@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from antipode.distributed import gather, gather_with_gradient, mine, rank
 from antipode.methods.method import Encoder, Inputs, Method, Moment, Step
+from antipode.modules.norms import split_groups
 from antipode.modules.queue import KeyQueue
 from antipode.modules.slow_copy import follow, slow_copy
 from antipode.objectives import info_nce
@@ -51,6 +52,8 @@ class Contrastive(Method):
     shared_draw once a step for all; None: all. both_views: in-batch negatives are of both views (2N - 2) and not of
     the key's alone (N - 1).
     keys: M', keys of an image. variance_weight: JCL's lambda, with ramp growing to its full value over the run.
+    positives: joint (JCL's limit of infinitely many), each (the mean of a term for each key), or repeated (the same as
+    an M' times larger batch, as JCL's supplement reckons its memory). key_chunks: passes in which keys are encoded.
     symmetric: each view is query once and key once, and the two losses add.
     bn_groups: over how many parts of the batch the norms inside are computed; with more than one the keys are encoded
     in permuted order, so that a query and its key do not share batch statistics (ShuffleBN). together: the norms have
@@ -72,6 +75,8 @@ class Contrastive(Method):
         variance_weight: float = 0.0,
         ramp: bool = False,
         normalise_mean: bool = False,
+        positives: str = "joint",
+        key_chunks: int = 1,
         symmetric: bool = False,
         bn_groups: int = 1,
         together: bool = False,
@@ -79,11 +84,14 @@ class Contrastive(Method):
         super().__init__()
         self.online = encoder
         self.slow = None if key_momentum is None else slow_copy(encoder)
+        if self.slow is not None and key_chunks > 1:
+            split_groups(self.slow, key_chunks)
         self.queue = queue
         self.temperature, self.alpha = temperature, alpha
         self.key_momentum = key_momentum
         self.drawn, self.shared_draw, self.both_views = negatives, shared_draw, both_views
         self.keys, self.variance_weight, self.ramp, self.normalise_mean = keys, variance_weight, ramp, normalise_mean
+        self.positives, self.key_chunks = positives, key_chunks
         self.symmetric = symmetric
         self.bn_groups, self.together = bn_groups, together
         self.views = 1 + keys
@@ -128,12 +136,15 @@ class Contrastive(Method):
             alpha=self.alpha,
             variance_weight=inputs.get("variance_weight", 0.0),
             mask=comparison.allowed,
+            each=self.positives == "each",
         )
 
     def compare_with_slow_keys(self, views: Sequence[Tensor], inputs: Inputs) -> tuple[list[Comparison], Tensor]:
         """MoCo's order: the query's forward; then, without gradient, the slow copy moves and encodes the keys. The
         second result is what enters the queue when the step is over, so that no query meets its own key there."""
         first, *rest = views
+        if self.positives == "repeated":
+            first = first.repeat_interleave(self.keys, dim=0)
         asked = [first, rest[0]] if self.symmetric else [first]
         answered = [rest, [first]] if self.symmetric else [rest]
         queries = self.encode(self.online, asked)
@@ -145,6 +156,8 @@ class Contrastive(Method):
         comparisons = []
         for direction, (query, key, mean) in enumerate(zip(queries, keys, means, strict=True)):
             negatives = mean if self.queue is None else self.queue.keys
+            if self.positives == "repeated":
+                key = key.flatten(0, 1)[:, None]
             allowed = self.allowed(query, negatives, inputs, direction)
             comparisons.append(Comparison(query, mine(key), negatives, allowed))
         return comparisons, torch.cat(means)
@@ -163,11 +176,12 @@ class Contrastive(Method):
             comparisons.append(Comparison(query, key[:, None], negatives, allowed))
         return comparisons
 
-    def encode(self, network: nn.Module, batches: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Each batch through the network: one by one, or together where the norms keep their groups apart."""
+    def encode(self, network: nn.Module, batches: Sequence[Tensor], chunks: int = 1) -> Sequence[Tensor]:
+        """Each batch through the network: one by one, or together where the norms keep their groups apart; or in
+        chunks, to hold less at once."""
         if self.together and len(batches) > 1:
             return network(torch.cat(list(batches))).chunk(len(batches))
-        return [network(batch) for batch in batches]
+        return [torch.cat([network(part) for part in batch.chunk(chunks)]) for batch in batches]
 
     def encode_keys(self, answered: Sequence[Sequence[Tensor]], order: Tensor | None) -> list[Tensor]:
         """For each direction (N, M, D): the keys of the whole batch over all ranks. answered: for each direction M
@@ -178,10 +192,10 @@ class Contrastive(Method):
         assert self.slow is not None
         batches = [views[0] if len(views) == 1 else torch.stack(list(views), 1).flatten(0, 1) for views in answered]
         if order is None:
-            keys = [gather(part) for part in self.encode(self.slow, batches)]
+            keys = [gather(part) for part in self.encode(self.slow, batches, self.key_chunks)]
         else:
             permuted = [gather(batch)[mine(places)] for batch, places in zip(batches, order, strict=True)]
-            encoded = [gather(part) for part in self.encode(self.slow, permuted)]
+            encoded = [gather(part) for part in self.encode(self.slow, permuted, self.key_chunks)]
             keys = [part[torch.argsort(places)] for part, places in zip(encoded, order, strict=True)]
         return [part.unflatten(0, (-1, self.keys)) for part in keys]
 

@@ -137,6 +137,15 @@ def part_batch_norms(module: nn.Module, groups: int, batches: int = 1) -> None:
         replace_batch_norms(module, partial(GroupedBatchNorm, groups * batches // ranks))
 
 
+def split_groups(module: nn.Module, passes: int) -> None:
+    """Make the grouped norms inside ready for a batch that comes in so many passes of whole groups, in place."""
+    for norm in module.modules():
+        if isinstance(norm, GroupedBatchNorm):
+            if norm.groups % passes:
+                raise UsageError(f"key_chunks: given {passes}; it must divide the {norm.groups} groups of the norms.")
+            norm.groups //= passes
+
+
 def replace_batch_norms(module: nn.Module, make: Callable[..., nn.Module]) -> None:
     """Replace every BatchNorm inside by make(features, eps=, momentum=) with the same parameters and buffers, in
     place. Relatives of BatchNorm, and those without parameters or statistics, stay."""

@@ -75,9 +75,8 @@ def train(prepared: Prepared, run: Run, backbone: nn.Module | None = None, views
             loader = prepared.loader(prepared.images, progress("reading images", len(prepared.images)))
         prepared.settle_statistics(loader)
         config = prepared.config
-        fast = choose_speed(prepared, custom=backbone is not None)
         training = Training(
-            run, config, method, prepared.plan, prepared.device, prepared.precision, prepared.fingerprint(), fast.record
+            run, config, method, prepared.plan, prepared.device, prepared.precision, prepared.fingerprint()
         )
         terminal = Terminal(prepared.plan.steps, config.epochs, quiet=rank() > 0)
         if run.checkpoints():
@@ -88,10 +87,12 @@ def train(prepared: Prepared, run: Run, backbone: nn.Module | None = None, views
                 return run
         if rank() == 0:
             run.create(prepared.resolved, resumes=prepared.resumes)
+        fast = choose_speed(prepared, prepared.plan.steps - training.step, custom=backbone is not None)
+        training.record, training.compiles = fast.record, fast.compile
         if fast.compile:
             for network in method.networks:
                 network.compile(dynamic=False)
-            terminal.say("compiling: the first step takes a minute or two")
+            terminal.say("compiling: the first step takes a minute or two, less where the cache knows it")
         make_views = make_views_of(config, method.views, views, compiled=fast.compile and loader.resident)
         with terminal, stop_on_signals() as should_stop:
             look = None if online is None else partial(online.measure, loader, method)
@@ -113,13 +114,13 @@ class Speed(NamedTuple):
     record: bool
 
 
-def choose_speed(prepared: Prepared, custom: bool) -> Speed:
-    """Compile where it pays back, record where it is safe: by default with networks that we know. What ranks say to
-    each other is not recorded."""
+def choose_speed(prepared: Prepared, steps: int, custom: bool) -> Speed:
+    """Compile where the steps to come pay it back, record where it is safe: by default with networks that we know.
+    What ranks say to each other is not recorded."""
     config, cuda = prepared.config, prepared.device.type == "cuda"
     known = cuda and not custom and config.backbone in (TINY, *RESNETS)
     return Speed(
-        compile=known and prepared.plan.steps >= STEPS_THAT_PAY if config.compile is None else config.compile,
+        compile=known and steps >= STEPS_THAT_PAY if config.compile is None else config.compile,
         record=cuda and world() == 1 and (known if config.record is None else config.record),
     )
 
