@@ -138,7 +138,7 @@ def build(prepared: Prepared, run: Run, backbone: nn.Module | None) -> Method:
 
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """SIGTERM, SIGUSR1 (a scheduler's warning) and Ctrl-C ask the loop to save and stop; a second Ctrl-C interrupts."""
+    """SIGTERM and Ctrl-C ask the loop to save and stop; a second Ctrl-C interrupts at once."""
     asked = False
 
     def ask(number: int, frame: Any) -> None:
@@ -148,7 +148,7 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
         asked = True
 
     try:
-        previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+        previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     except ValueError:  # not in the main thread: signals are somebody else's business
         previous = {}
     try:
