@@ -14,6 +14,7 @@ from antipode.methods.method import Encoder, Moment
 from antipode.modules.norms import part_batch_norms
 from antipode.modules.queue import KeyQueue
 from antipode.objectives import info_nce
+from antipode.objectives.mixing import Mixing
 from antipode.randomness import lots
 
 N, D = 8, 6
@@ -224,3 +225,60 @@ def test_telemetry_is_the_papers():
     assert health["gradient_norm_bound"] == pytest.approx((10 * (1 - s0 / (s0 + 70 * s))).mean().item(), rel=1e-5)
     assert health["log_k"] == pytest.approx(math.log(71))
     assert health["gradient_norm"] < health["gradient_norm_bound"]
+
+
+def test_mochi_that_mixes_nothing_is_moco():
+    views, moco, mochi = images(2), method(20), method(20, mixing=Mixing(hardest=8, pairs=0, with_query=0))
+    assert torch.equal(moco(views).loss, mochi(views, inputs(mochi)).loss)
+
+
+@pytest.mark.parametrize("source", ["queue", "batch"])
+def test_mochi_is_moco_with_explicit_synthetic_negatives(source):
+    """The vectors of Eq. 4 and 5 of the paper, built, normalised and appended to each query's negatives."""
+    queue_size = 20 if source == "queue" else None
+    mochi, views = method(queue_size, mixing=Mixing(hardest=6, pairs=4, with_query=3), alpha=50.0), images(2)
+    given = inputs(mochi)
+    (comparison,), _ = mochi.compare_with_slow_keys(views, given)
+    parents = mochi.mixed(comparison).parents
+    query, key, n = comparison.query, comparison.keys[:, 0], comparison.negatives
+    pairs = F.normalize(parents.a[..., None] * n[parents.first] + (1 - parents.a[..., None]) * n[parents.second], dim=2)
+    b = parents.b[..., None]
+    with_query = F.normalize(b * query.detach()[:, None] + (1 - b) * n[parents.partner], dim=2)
+    losses = []
+    for i in range(N):
+        real = n if comparison.allowed is None else n[comparison.allowed[i]]
+        own = torch.cat([real, pairs[i], with_query[i]])
+        losses.append(info_nce(query[i : i + 1], key[i : i + 1], own, temperature=0.2, alpha=50.0))
+    found = mochi.loss(comparison, given, mochi.mixed(comparison))
+    torch.testing.assert_close(found, torch.stack(losses).mean(), rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_mixed_before_the_warm_up_is_over():
+    mochi = method(20, mixing=Mixing(hardest=6, pairs=4, with_query=3), mixing_warmup=3)
+    assert ["mixing" in inputs(mochi, epoch=epoch) for epoch in range(5)] == [False] * 3 + [True] * 2
+    assert mochi.phase(Moment(0, 10, 2, 10)) != mochi.phase(Moment(0, 10, 3, 10))
+    views = images(2)
+    assert torch.equal(mochi(views, inputs(mochi)).loss, method(20)(views).loss)
+
+
+def test_mochi_says_how_hard_its_negatives_are():
+    mochi = method(20, mixing=Mixing(hardest=6, pairs=4, with_query=3))
+    health = mochi(images(2), inputs(mochi)).health
+    assert health["highest_negative"] > 0 and health["accuracy_among_synthetic"] <= health["contrastive_accuracy"]
+    assert "highest_pair" in health and "highest_with_query" in health
+
+
+@pytest.mark.parametrize("source", ["queue", "batch"])
+def test_the_oracle_lets_no_negative_of_the_same_class_count(source):
+    classes = torch.tensor([0, 0, 1, 1, 2, 2, 0, 1])
+    network, queue = encoder(), KeyQueue(20, D, labelled=True, generator=torch.Generator().manual_seed(1))
+    options = {"temperature": 0.2, "key_momentum": 0.0, "oracle": True}
+    of = Contrastive(network, queue=queue if source == "queue" else None, **options)
+    views = images(2)
+    step = of(views, {"labels": classes})
+    of.finish(step)
+    (comparison,), _ = of.compare_with_slow_keys(views, {"labels": classes})
+    held = queue.labels if source == "queue" else classes
+    assert torch.equal(comparison.allowed, held != classes[:, None])
+    if source == "queue":
+        assert queue.labels[:N].tolist() == classes.tolist() and (queue.labels[N:] == -1).all()

@@ -20,6 +20,7 @@ from antipode.modules.queue import KeyQueue
 from antipode.modules.slow_copy import follow, slow_copy
 from antipode.objectives import info_nce
 from antipode.objectives.contrastive import NOTHING
+from antipode.objectives.mixing import Mixing, Synthetic, highest_score, proxy_accuracy, synthesise
 from antipode.randomness import lots
 
 # Health is measured on so many queries of the batch: enough for a mean, and nearly free beside a large queue.
@@ -29,18 +30,22 @@ HEALTH_QUERIES = 64
 @dataclass(frozen=True)
 class Comparison:
     """What a query is compared with. query: (n, D); keys: (n, M, D); negatives: (K, D), shared; allowed: (n, K) is
-    true where a negative counts for a query, None where all do."""
+    true where a negative counts for a query, None where all do; rows: (n,), the queries' numbers in the whole batch;
+    lot: decides what is mixed for them, None where nothing is."""
 
     query: Tensor
     keys: Tensor
     negatives: Tensor
     allowed: Tensor | None
+    rows: Tensor | None = None
+    lot: Tensor | None = None
 
     def first(self, count: int) -> Comparison:
         """Of the first queries alone, without gradient."""
         allowed = None if self.allowed is None else self.allowed[:count]
         query, keys = self.query[:count].detach(), self.keys[:count].detach()
-        return Comparison(query, keys, self.negatives.detach(), allowed)
+        rows = None if self.rows is None else self.rows[:count]
+        return Comparison(query, keys, self.negatives.detach(), allowed, rows, self.lot)
 
 
 class Contrastive(Method):
@@ -58,6 +63,8 @@ class Contrastive(Method):
     bn_groups: over how many parts of the batch the norms inside are computed; with more than one the keys are encoded
     in permuted order, so that a query and its key do not share batch statistics (ShuffleBN). together: the norms have
     twice as many groups, so both directions go through the networks in one pass, which is the quicker.
+    mixing: MoCHi's synthetic negatives, from epoch mixing_warmup on. oracle: negatives of the query's own class, which
+    only labels can tell, do not count.
     """
 
     def __init__(
@@ -80,6 +87,9 @@ class Contrastive(Method):
         symmetric: bool = False,
         bn_groups: int = 1,
         together: bool = False,
+        mixing: Mixing | None = None,
+        mixing_warmup: int = 0,
+        oracle: bool = False,
     ) -> None:
         super().__init__()
         self.online = encoder
@@ -94,6 +104,8 @@ class Contrastive(Method):
         self.positives, self.key_chunks = positives, key_chunks
         self.symmetric = symmetric
         self.bn_groups, self.together = bn_groups, together
+        self.mixing, self.mixing_warmup = mixing, mixing_warmup
+        self.labels = oracle
         self.views = 1 + keys
 
     @property
@@ -102,7 +114,7 @@ class Contrastive(Method):
 
     def inputs(self, n: int, moment: Moment, generator: torch.Generator) -> dict[str, Tensor]:
         """order (directions, N M): in which order the keys are encoded; lot (directions,): decides which negatives are
-        drawn; variance_weight: lambda now."""
+        drawn; variance_weight: lambda now; mixing (directions,): decides what is mixed."""
         directions, given = 2 if self.symmetric or self.slow is None else 1, {}
         if self.shuffles:
             given["order"] = torch.stack(
@@ -113,7 +125,13 @@ class Contrastive(Method):
         if self.variance_weight:
             share = (moment.epoch + 1) / moment.epochs if self.ramp else 1.0
             given["variance_weight"] = torch.tensor(share * self.variance_weight)
+        if self.phase(moment):  # last, so that all else is drawn as without mixing
+            given["mixing"] = torch.randint(2**62, (directions,), generator=generator)
         return given
+
+    def phase(self, moment: Moment) -> int:
+        """1 from the epoch on in which negatives are mixed."""
+        return int(self.mixing is not None and moment.epoch >= self.mixing_warmup)
 
     def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> Step:
         inputs = inputs or {}
@@ -122,12 +140,29 @@ class Contrastive(Method):
             entering = torch.empty(0)
         else:
             comparisons, entering = self.compare_with_slow_keys(views, inputs)
-        losses = [self.loss(comparison, inputs) for comparison in comparisons]
+        mixed = [self.mixed(comparison) for comparison in comparisons]
+        losses = [self.loss(each, inputs, synthetic) for each, synthetic in zip(comparisons, mixed, strict=True)]
         loss = torch.stack(losses).sum()
-        health = self.health(comparisons[0].first(HEALTH_QUERIES), inputs) | {"loss": loss.detach() / len(losses)}
-        return Step(loss, health, comparisons[0].query.detach(), {"keys": entering})
+        health = self.health(comparisons[0].first(HEALTH_QUERIES), inputs, mixed[0])
+        health["loss"] = loss.detach() / len(losses)
+        return Step(loss, health, comparisons[0].query.detach(), {"keys": entering} | self.labels_of(inputs))
 
-    def loss(self, comparison: Comparison, inputs: Inputs) -> Tensor:
+    def mixed(self, comparison: Comparison) -> Synthetic | None:
+        """The synthetic negatives of each query, or None while there are none."""
+        if self.mixing is None or comparison.lot is None or comparison.rows is None:
+            return None
+        return synthesise(
+            comparison.query,
+            comparison.negatives,
+            self.mixing,
+            temperature=self.temperature,
+            lot=comparison.lot,
+            rows=comparison.rows,
+            key=self.mean_key(comparison.keys),
+            allowed=comparison.allowed,
+        )
+
+    def loss(self, comparison: Comparison, inputs: Inputs, mixed: Synthetic | None = None) -> Tensor:
         return info_nce(
             comparison.query,
             comparison.keys,
@@ -135,6 +170,7 @@ class Contrastive(Method):
             temperature=self.temperature,
             alpha=self.alpha,
             variance_weight=inputs.get("variance_weight", 0.0),
+            extra_scores=None if mixed is None else mixed.scores,
             mask=comparison.allowed,
             each=self.positives == "each",
         )
@@ -159,7 +195,7 @@ class Contrastive(Method):
             if self.positives == "repeated":
                 key = key.flatten(0, 1)[:, None]
             allowed = self.allowed(query, negatives, inputs, direction)
-            comparisons.append(Comparison(query, mine(key), negatives, allowed))
+            comparisons.append(Comparison(query, mine(key), negatives, allowed, *self.to_mix(query, inputs, direction)))
         return comparisons, torch.cat(means)
 
     def compare_views(self, views: Sequence[Tensor], inputs: Inputs) -> list[Comparison]:
@@ -173,7 +209,8 @@ class Contrastive(Method):
         ):
             negatives = torch.cat([other, own]) if self.both_views else other
             allowed = self.allowed(query, negatives, inputs, direction)
-            comparisons.append(Comparison(query, key[:, None], negatives, allowed))
+            mixing = self.to_mix(query, inputs, direction)
+            comparisons.append(Comparison(query, key[:, None], negatives, allowed, *mixing))
         return comparisons
 
     def encode(self, network: nn.Module, batches: Sequence[Tensor], chunks: int = 1) -> Sequence[Tensor]:
@@ -207,37 +244,59 @@ class Contrastive(Method):
         return nn.functional.normalize(mean, dim=1) if self.normalise_mean else mean
 
     def allowed(self, query: Tensor, negatives: Tensor, inputs: Inputs, direction: int) -> Tensor | None:
-        """(n, K): which negatives count for each of this rank's queries. Of the batch never the image's own; and of
-        those left only the drawn ones."""
-        n, candidates = len(query), len(negatives)
-        rows = rank() * n + torch.arange(n, device=query.device)
+        """(n, K): which negatives count for each of this rank's queries. Of the batch never the image's own; with the
+        oracle none of its class; and of those left only the drawn ones."""
+        candidates, rows = len(negatives), rows_of(query)
         allowed, at_hand = None, candidates
         if self.queue is None:
             views = 2 if self.both_views else 1
             allowed = torch.arange(candidates, device=query.device) % (candidates // views) != rows[:, None]
             at_hand -= views
+        if self.labels:
+            others = self.labels_of_negatives(inputs, candidates) != inputs["labels"][:, None]
+            allowed = others if allowed is None else allowed & others
         if self.drawn is None or self.drawn >= at_hand:
             return allowed
         lot = inputs["lot"][direction]
         if self.shared_draw:  # as drawn: a query whose own key is among them meets one fewer
             drawn = _lowest(lots(lot, torch.zeros_like(rows[:1]), candidates), self.drawn)
-            return drawn.expand(n, -1) if allowed is None else drawn & allowed
+            return drawn.expand(len(query), -1) if allowed is None else drawn & allowed
         tickets = lots(lot, rows, candidates)
-        return _lowest(tickets if allowed is None else tickets.masked_fill(~allowed, 2**62), self.drawn)
+        if allowed is None:
+            return _lowest(tickets, self.drawn)
+        return _lowest(tickets.masked_fill(~allowed, 2**62), self.drawn) & allowed
+
+    def labels_of_negatives(self, inputs: Inputs, candidates: int) -> Tensor:
+        """(K,): the classes of the negatives, in the queue or in the batch over all ranks."""
+        if self.queue is not None:
+            return self.queue.labels
+        labels = gather(inputs["labels"])
+        return labels.repeat(candidates // len(labels))
+
+    def labels_of(self, inputs: Inputs) -> dict[str, Tensor]:
+        """The classes that enter the queue with the keys."""
+        if not self.labels or self.queue is None:
+            return {}
+        return {"labels": gather(inputs["labels"]).repeat(2 if self.symmetric else 1)}
+
+    def to_mix(self, query: Tensor, inputs: Inputs, direction: int) -> tuple[Tensor, Tensor | None]:
+        return rows_of(query), inputs["mixing"][direction] if "mixing" in inputs else None
 
     def finish(self, step: Step) -> None:
         """The keys enter the queue. (The backward pass has read it by now: no copy needed.)"""
         if self.queue is not None:
-            self.queue.push(step.keep["keys"])
+            self.queue.push(step.keep["keys"], step.keep.get("labels"))
 
     @torch.no_grad()
-    def health(self, few: Comparison, inputs: Inputs) -> dict[str, Tensor]:
+    def health(self, few: Comparison, inputs: Inputs, mixed: Synthetic | None = None) -> dict[str, Tensor]:
         """Label-free signs of health on a few queries; scores in float32, as in the loss.
 
         log_k: log(1 + K), with EqCo log(1 + alpha): the loss of an encoder that cannot tell keys from negatives.
         mutual_information_bound: log(1 + alpha) - L (EqCo Fig. 1), a bound only for one key and real negatives that
         do not depend on the query: so it is taken from these also where the loss has more. gradient_norm and its
-        deviation over queries: |dL/dq| (EqCo Fig. 2), beside the bound of its Theorem 2.
+        deviation over queries: |dL/dq| of the loss on real negatives (EqCo Fig. 2), beside the bound of its Theorem 2.
+        While negatives are mixed: the highest scores of the real ones and of both kinds of synthetic ones, and the
+        accuracy among all (MoCHi 4.3).
         """
         tau = self.temperature
         with torch.autocast(few.query.device.type, enabled=False):
@@ -267,7 +326,18 @@ class Contrastive(Method):
             "gradient_norm_deviation": norms.std(correction=0),
             "gradient_norm_bound": (2 / tau) * torch.sigmoid(against - positive / tau).mean(),
         }
+        if mixed is not None:
+            kinds = {"pair": mixed.pairs[: len(positive)], "with_query": mixed.with_query[: len(positive)]}
+            kinds = {kind: found for kind, found in kinds.items() if found.shape[1]}
+            signs |= {f"highest_{kind}": highest_score(found) for kind, found in kinds.items()}
+            signs["highest_negative"] = highest_score(scores / tau)
+            signs["accuracy_among_synthetic"] = proxy_accuracy(positive / tau, scores / tau, *kinds.values())
         return signs if self.queue is None else signs | {"queue_fill": self.queue.fill}
+
+
+def rows_of(query: Tensor) -> Tensor:
+    """(n,): the numbers of this rank's queries in the whole batch."""
+    return rank() * len(query) + torch.arange(len(query), device=query.device)
 
 
 def _lowest(tickets: Tensor, count: int) -> Tensor:

@@ -125,10 +125,11 @@ def info_nce(
     """The contrastive loss of N queries; a scalar, or (N,) with reduction="none".
 
     query (N, D); keys (N, D), or (N, M, D) for M positives each; negatives (K, D) shared or (N, K, D).
-    mask (N, K) is true where a negative counts. extra_scores (N, S) are further negatives given by their
-    scores, already divided by the temperature. alpha=None is plain InfoNCE; otherwise the factor is alpha over
-    the number of negatives of that query, extra scores included. variance_weight is JCL's lambda. With `each` every key
-    has a term of its own, and the loss is their mean: JCL's vanilla form, of which variance_weight is no part.
+    mask (N, K) is true where a negative counts. extra_scores (N, S) are further negatives given by their scores,
+    already divided by the temperature, NOTHING where there is none. alpha=None is plain InfoNCE; otherwise the factor
+    is alpha over the number of negatives of that query, extra scores included. variance_weight is JCL's lambda. With
+    `each` every key has a term of its own, and the loss is their mean: JCL's vanilla form, of which variance_weight is
+    no part.
 
     Nothing is normalised here: pass unit vectors where the method wants cosines. Scores are float32 (float64
     for float64 inputs) whatever the autocast type.
@@ -149,7 +150,8 @@ def info_nce(
         query, keys = query.to(dtype), keys.to(dtype)
         positive = scores(query, keys if keys.dim() == 3 else keys[:, None], temperature)  # (N, M)
         if extra_scores is not None:
-            against = against + negatives_of_scores(extra_scores.to(dtype))
+            extra_scores = extra_scores.to(dtype)
+            against = against + negatives_of_scores(extra_scores, extra_scores > NOTHING)
         if each:
             alone = positive.T  # (M, N)
             terms = contrastive_loss(alone, torch.zeros_like(alone), against, alpha=alpha, variance_weight=0.0)
