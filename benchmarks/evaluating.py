@@ -19,7 +19,6 @@ from benchmarks.measuring import Results, Row, milliseconds
 from benchmarks.steps import on_device, settings
 
 CLASSES = 10
-BATCH = 256
 RATES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 PROBE_EPOCHS = 5
 
@@ -28,9 +27,12 @@ def time_evaluation(results: Results, tiny: bool) -> None:
     device = results.device
     bank, queries, k = (500, 100, 20) if tiny else (50_000, 10_000, 200)
     backbone = "resnet-tiny, 16x16" if tiny else "resnet18 with the small stem, 32x32"
-    results.section("features", f"{bank:,} resident images, {backbone}, batch {BATCH}")
-    results.add("features", "forward passes alone", partial(time_forward, device, tiny))
-    results.add("features", "antipode extract", partial(time_extract, device, tiny, bank))
+    results.section("features", f"{bank:,} resident images, {backbone}")
+    for batch in (256, 1024):
+        results.add("features", f"forward passes alone, batch {batch}", partial(time_forward, device, tiny, batch))
+    for size in (256, None):
+        name = f"antipode extract, batch {size or 'of its own choice'}"
+        results.add("features", name, partial(time_extract, device, tiny, bank, size))
     results.section("knn", f"{queries:,} queries on {bank:,} images, k {k}; the bank on the device, queries on the CPU")
     for dim in (128, 512):
         results.add("knn", f"{dim} dimensions", partial(time_knn, device, bank, queries, dim, k))
@@ -40,18 +42,18 @@ def time_evaluation(results: Results, tiny: bool) -> None:
         results.add("linear", name, partial(time_linear, device, bank, rates))
 
 
-def time_forward(device: torch.device, tiny: bool) -> Row:
+def time_forward(device: torch.device, tiny: bool, batch: int) -> Row:
     """The most that extraction can reach: the same network on one batch that is ready."""
     config = settings("resnet18", tiny)
     backbone = on_device(config, device, compiled=False).backbone
-    images = torch.randn(BATCH, 3, config.image_size, config.image_size, device=device)
+    images = torch.randn(batch, 3, config.image_size, config.image_size, device=device)
     precision = pick_precision("auto", device)
     with frozen(backbone):
         ms = milliseconds(lambda: forward(backbone, images, precision), device)
-    return {"ms": round(ms, 3), "images_per_second": round(1e3 * BATCH / ms)}
+    return {"ms": round(ms, 3), "images_per_second": round(1e3 * batch / ms)}
 
 
-def time_extract(device: torch.device, tiny: bool, count: int) -> Row:
+def time_extract(device: torch.device, tiny: bool, count: int, batch: int | None) -> Row:
     config = settings("resnet18", tiny)
     backbone = on_device(config, device, compiled=False).backbone
     size = config.image_size
@@ -59,7 +61,7 @@ def time_extract(device: torch.device, tiny: bool, count: int) -> Row:
     loader = Loader(from_array(pixels), device=device, resident=True)
     preprocess = Preprocess(size, size, (0.5,) * 3, (0.25,) * 3)
     precision = pick_precision("auto", device)
-    work = partial(extract, backbone, loader, preprocess, batch_size=BATCH, device=device, precision=precision)
+    work = partial(extract, backbone, loader, preprocess, batch_size=batch, device=device, precision=precision)
     ms = milliseconds(work, device, warm_up=1, rounds=3)
     return {"ms": round(ms, 2), "images_per_second": round(1e3 * count / ms)}
 

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from torchvision import datasets
 
+from antipode.cli import main
 from antipode.data.decode import decode
 from antipode.data.imagenet100 import CLASSES
 from antipode.data.named import NAMED
@@ -139,3 +140,27 @@ def test_the_names_can_be_listed_without_torch():
     listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert listed.stdout.split() == list(NAMED)
     assert {"shapes", "cifar10", "cifar100", "stl10", "imagenet", "imagenet100"} <= set(NAMED)
+
+
+def test_a_damaged_stl10_folder_is_refused(tmp_path):
+    folder = tmp_path / "stl10_binary"
+    with pytest.raises(UsageError, match=r"there is no .*stl10_binary"):
+        open_images(f"stl10={tmp_path}")
+    folder.mkdir()
+    with pytest.raises(UsageError, match=r"train_X.bin.*Unpack"):
+        open_images(f"stl10={tmp_path}")
+    np.zeros((4, 3, 96, 96), np.uint8).tofile(folder / "train_X.bin")
+    np.ones(3, np.uint8).tofile(folder / "train_y.bin")
+    (folder / "class_names.txt").write_text("airplane\nbird\n")
+    with pytest.raises(UsageError, match="4 images of train and 3 labels"):
+        open_images(f"stl10={tmp_path}")
+    (folder / "unlabeled_X.bin").write_bytes(bytes(3 * 96 * 96 + 5))
+    with pytest.raises(UsageError, match="Unpack"):
+        open_images(f"stl10-unlabelled={tmp_path}")
+
+
+def test_the_command_tells_every_name_and_its_layout(capsys):
+    assert main(["data"]) == 0
+    listed = " ".join(capsys.readouterr().out.split())
+    for name, named in NAMED.items():
+        assert f" {name} {named.description} {named.layout}".rstrip() in listed

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from antipode.data.loader import Loader
 from antipode.data.source import Images, open_images
 from antipode.errors import AntipodeError, UsageError
-from antipode.evaluation.features import AugmentedFeatures, CachedFeatures, extract
+from antipode.evaluation.features import AugmentedFeatures, CachedFeatures, extract, images_at_once
 from antipode.evaluation.inputs import usable_rows
 from antipode.evaluation.linear import LinearProtocol, linear
 from antipode.views.evaluation import Preprocess
@@ -97,6 +97,27 @@ def test_bf16_is_near_fp32_and_returned_as_float32() -> None:
     assert coarse.dtype == torch.float32
     assert not torch.equal(coarse, fine)
     assert torch.allclose(coarse, fine, rtol=0.05, atol=0.02)  # 8 bits of mantissa over a 27-term sum
+
+
+def test_features_fetched_in_several_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    backbone, loader = network(), Loader(grey_images(list(range(0, 250, 23))))
+    whole = extract(backbone, loader, STILL, batch_size=2)
+    monkeypatch.setattr("antipode.evaluation.features.VALUES_WAITING", 4 * 5)  # four images of five features
+    assert torch.equal(extract(backbone, loader, STILL, batch_size=2), whole)
+
+
+def test_bfloat16_keeps_what_a_backbone_gives_under_bf16() -> None:
+    backbone, loader = network(), Loader(grey_images([3, 200, 90]))
+    kept = extract(backbone, loader, STILL, precision="bf16", dtype=torch.bfloat16)
+    assert kept.dtype == torch.bfloat16
+    assert torch.equal(kept.float(), extract(backbone, loader, STILL, precision="bf16"))
+
+
+def test_small_images_go_through_a_card_in_larger_batches() -> None:
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    photo = Preprocess(224, 256, mean=(0.5,) * 3, std=(0.25,) * 3)
+    assert images_at_once(photo, cuda) == images_at_once(STILL, cpu) == 256
+    assert images_at_once(Preprocess(32, 32, STILL.mean, STILL.std), cuda) == 1024
 
 
 @pytest.mark.parametrize("resident", [True, False])

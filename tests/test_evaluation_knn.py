@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -47,6 +49,30 @@ def test_chunks_do_not_change_the_neighbours(chunk: tuple[int, int]) -> None:
     assert torch.allclose(scores.double(), expected_scores, atol=1e-6)  # float32 against float64
     whole = knn(bank, bank_labels, queries, query_labels, k=(3, 50))
     assert knn(bank, bank_labels, queries, query_labels, k=(3, 50), chunk=chunk) == whole
+
+
+def test_queries_that_are_not_all_held_at_once_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    bank, queries = clusters(103)[0], clusters(101, seed=1)[0]
+    chosen = torch.arange(101)
+    whole = neighbours(bank, queries, 9, exclude=chosen)
+    monkeypatch.setattr("antipode.evaluation.knn.BLOCKS_HELD", 2)
+    parts = neighbours(bank, queries, 9, exclude=chosen, chunk=(7, 20))
+    assert torch.equal(parts[1], whole[1])
+    assert torch.allclose(parts[0], whole[0], atol=1e-6)  # sums of a block in another order
+
+
+def test_a_bank_may_be_a_file_or_half_as_precise(tmp_path: Path) -> None:
+    bank, labels = clusters(103)
+    queries, truth = clusters(101, seed=1)
+    halves = (5000 * bank).half()  # float16 could not hold the sum of a row, which does not matter
+    assert halves.isfinite().all() and halves.sum(1).isinf().any()
+    expected = knn(halves.float(), labels, queries, truth, k=(3, 50))
+    np.save(tmp_path / "bank.npy", halves.numpy())
+    file = np.load(tmp_path / "bank.npy", mmap_mode="r")
+    for half in (halves, file):
+        assert knn(half, labels, queries, truth, k=(3, 50), chunk=(30, 40)) == expected
+    coarse = knn(bank.bfloat16(), labels, queries, truth, k=(3, 50))
+    assert coarse == knn(bank.bfloat16().float(), labels, queries, truth, k=(3, 50))
 
 
 @pytest.mark.parametrize("chunk", [(5, 3), (100, 100)])
@@ -116,7 +142,10 @@ def test_what_cannot_be_judged_is_said() -> None:
         knn(bank, labels, bank, labels, k=(1,), temperature=0)
     broken = bank.clone()
     broken[3] = torch.nan
-    with pytest.raises(AntipodeError, match="1 of 10"):
-        knn(broken, labels, bank, labels, k=(1,))
+    for some in (broken, broken.numpy(), broken.half()):
+        with pytest.raises(AntipodeError, match="1 of 10 of the training images"):
+            knn(some, labels, bank, labels, k=(1,), chunk=(3, 3))
+    with pytest.raises(AntipodeError, match="1 of 10 of the test images"):
+        knn(bank, labels, broken, labels, k=(1,))
     with pytest.raises(AntipodeError, match="diverged"):
         knn(broken * torch.nan, labels, bank, labels, k=(1,))

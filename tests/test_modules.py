@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from antipode.errors import UsageError
-from antipode.modules.backbones import TINY, StemConv, build_backbone, feature_dim
+from antipode.modules.backbones import TINY, StemConv, build_backbone, feature_dim, wide_resnet50
 from antipode.modules.heads import projection_head
 from antipode.modules.norms import GroupedBatchNorm, part_batch_norms
 from antipode.modules.queue import KeyQueue
@@ -137,7 +137,7 @@ def test_heads_have_the_papers_shapes():
 def test_the_stem_in_blocks_is_the_stem(channels):
     stem = StemConv(channels).double()
     images = torch.randn(2, channels, 20, 34, dtype=torch.float64)
-    plain, blocked = stem(images), stem.blocked(images)
+    plain, blocked = stem(images), stem.blocked(images, stem.weight)
     torch.testing.assert_close(blocked, plain, rtol=0, atol=1e-12)
     pull = torch.randn_like(plain)
     gradients = [torch.autograd.grad(out, stem.weight, pull)[0] for out in (plain, blocked)]
@@ -150,6 +150,36 @@ def test_torchvision_backbones_have_no_classifier(name, features, millions):
     assert feature_dim(backbone, 3, 64) == features
     # published counts less the classifier
     assert sum(p.numel() for p in backbone.parameters()) / 1e6 == pytest.approx(millions, abs=0.05)
+
+
+def test_the_wide_resnet_of_width_one_is_torchvisions():
+    plain, wide = build_backbone("resnet50"), wide_resnet50(1, 3, "imagenet")
+    assert {name: p.shape for name, p in wide.state_dict().items()} == {
+        name: p.shape for name, p in plain.state_dict().items()
+    }
+    wide.load_state_dict(plain.state_dict())
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(wide.eval()(images), plain.eval()(images))
+    for ours, theirs in zip(wide_resnet50(1, 3, "imagenet").parameters(), plain.parameters(), strict=True):
+        if ours.dim() == 4:  # drawn from the same distribution: 1e4 weights or more tell a deviation to a few percent
+            assert float(ours.detach().std()) == pytest.approx(float(theirs.detach().std()), rel=0.05)
+
+
+@pytest.mark.parametrize(("name", "features", "millions"), [("resnet50x2", 4096, 94), ("resnet50x4", 8192, 375)])
+def test_wide_resnets_have_the_published_size(name, features, millions):
+    """EqCo's Table 8 counts the backbone alone, without any head."""
+    with torch.device("meta"):
+        backbone = build_backbone(name, zero_init_residual=True)
+        assert round(sum(p.numel() for p in backbone.parameters()) / 1e6) == millions
+        assert feature_dim(backbone, 3, 64) == features
+    assert isinstance(backbone.conv1, StemConv)
+
+
+def test_wide_resnets_take_the_small_stem_and_start_at_the_shortcuts():
+    backbone = build_backbone("resnet50x2", channels=4, stem="small", zero_init_residual=True)
+    assert backbone.maxpool(backbone.conv1(torch.zeros(1, 4, 32, 32))).shape == (1, 128, 32, 32)
+    gammas = [block.bn3.weight for layer in (backbone.layer1, backbone.layer4) for block in layer]
+    assert len(gammas) == 6 and all((gamma == 0).all() for gamma in gammas)
 
 
 def test_small_stem_keeps_the_resolution_and_other_channels_are_taken():

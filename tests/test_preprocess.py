@@ -11,7 +11,9 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from antipode.data.canvas import Canvas
+from antipode.views.apply import Frame, render
 from antipode.views.evaluation import Preprocess
+from antipode.views.policies import Policy
 
 # See test_views.py: float32 positions of the resize, here divided by a std of 0.2.
 TOLERANCE = 5e-5
@@ -35,6 +37,44 @@ def test_equals_torchvision_on_a_ragged_batch(size: int, resize: int) -> None:
     assert found.shape == (len(images), 3, size, size) and found.dtype == torch.float32
     for n, image in enumerate(images):
         torch.testing.assert_close(found[n], torchvision_preprocess(image, preprocess), atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_images_of_the_right_size_are_only_normalised(channels: int) -> None:
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 256, (*size, channels), dtype=np.uint8) for size in ((16, 16), (9, 20), (16, 16))]
+    mean, std = (0.4, 0.5, 0.6, 0.7)[:channels], (0.2, 0.25, 0.3, 0.35)[:channels]
+    preprocess = Preprocess(16, 16, mean, std, channels=channels)
+    found = preprocess(Canvas.of(images).select(torch.tensor([2, 0])))
+    for ours, image in zip(found, (images[2], images[0]), strict=True):
+        expected = torch.from_numpy((image / 255 - mean) / std).movedim(2, 0)
+        torch.testing.assert_close(ours.double(), expected, atol=1e-6, rtol=0)  # float32
+    ragged = preprocess(Canvas.of(images))
+    torch.testing.assert_close(found, ragged[[2, 0]], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("size", "resize"), [(32, 32), (31, 37)])
+def test_its_numbers_make_the_views_show_the_same(size: int, resize: int) -> None:
+    """What the fused kernels are given, given to their plain form."""
+    rng = np.random.default_rng(0)
+    canvas = Canvas.of([rng.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in ((40, 57), (32, 32), (7, 90))])
+    preprocess = Preprocess(size, resize, MEAN, STD)
+    frame = Frame(Policy(), size, 40, 90, canvas.full_scale, MEAN, STD)
+    torch.testing.assert_close(render(canvas.pixels, preprocess.numbers(canvas), frame), preprocess(canvas))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("channels", [3, 4])
+def test_a_card_gives_the_same(channels: int) -> None:
+    rng = np.random.default_rng(0)
+    sizes = ((40, 57), (32, 32), (7, 90))
+    canvas = Canvas.of([rng.integers(0, 256, (h, w, channels), dtype=np.uint8) for h, w in sizes])
+    for resize in (32, 37):
+        preprocess = Preprocess(32, resize, (0.5,) * channels, (0.2,) * channels, channels=channels)
+        for some in (canvas, canvas.select(torch.tensor([1, 1]))):
+            found = preprocess(some.to("cuda")).cpu()
+            torch.testing.assert_close(found, preprocess(some), atol=2 * TOLERANCE, rtol=0)
 
 
 def test_five_channels_of_sixteen_bits_equal_torchvision() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
+import time
+from pathlib import Path
 from typing import Any
 
 from antipode.cli.command import add_command
@@ -59,7 +62,8 @@ def add_methods(commands: Any) -> None:
 
 
 def run_methods(options: argparse.Namespace) -> None:
-    from antipode.config.catalogue import METHODS, RECIPES
+    from antipode.config.catalogue import METHODS
+    from antipode.config.recipes import RECIPES
 
     for name, method in METHODS.items():
         print(f"{name}: {method.title} ({method.paper})")
@@ -69,7 +73,9 @@ def run_methods(options: argparse.Namespace) -> None:
 
 
 def add_data(commands: Any) -> None:
-    command = add_command(commands, "data", run_data, "list the named data sets, or look at the views of a data set")
+    command = add_command(
+        commands, "data", run_data, "list the named data sets, look at the views of one, or index a large folder"
+    )
     actions = command.add_subparsers(dest="action", metavar="ACTION")
     preview = add_command(actions, "preview", run_preview, "write a contact sheet of images and their views as PNG")
     preview.add_argument("data", help="a name, name=path, a folder, a list or a pack")
@@ -81,6 +87,9 @@ def add_data(commands: Any) -> None:
     preview.add_argument("--images", type=int, default=8, metavar="N", help="how many images (default: 8)")
     preview.add_argument("--count", type=int, default=8, metavar="V", help="views of each (default: 8)")
     preview.add_argument("--seed", type=int, default=0)
+    index = add_command(actions, "index", run_index, "list a large folder once, so that it opens at once later")
+    index.add_argument("data", help="a folder, name=path, or tar files")
+    index.add_argument("--refresh", action="store_true", help="list it anew, whatever is remembered")
 
 
 def run_data(options: argparse.Namespace) -> None:
@@ -90,7 +99,10 @@ def run_data(options: argparse.Namespace) -> None:
     print("named data sets (--data NAME or NAME=PATH):")
     for name, named in NAMED.items():
         print(f"  {name:<18} {named.description}")
-    print("\nor a path: a folder (labelled by sub-folders or flat), a list file, a pack (`antipode pack`)")
+        for line in textwrap.wrap(named.layout, 99):
+            print(f"{'':21}{line}")
+    print("\nor a path: a folder (labelled by sub-folders or flat), a list file, a pack (`antipode pack`),")
+    print("Parquet or tar files or a folder of them")
     print("\naugmentation policies (--views NAME):")
     for name, policy in POLICIES.items():
         print(f"  {name:<18} {policy.describe()}")
@@ -102,3 +114,24 @@ def run_preview(options: argparse.Namespace) -> None:
     preview(options.data, options.out, views=options.views, image_size=options.image_size, images=options.images,
             count=options.count, seed=options.seed)  # fmt: skip
     print(f"wrote {options.out}")
+
+
+def run_index(options: argparse.Namespace) -> None:
+    from antipode.data.index import MANY, index_folder, indexes_of
+    from antipode.data.source import open_splits
+
+    path = Path(options.data.rpartition("=")[2]).expanduser()
+    folder = path if path.is_dir() else path.parent
+    if options.refresh:
+        for file in indexes_of(folder):
+            file.unlink()
+    started = time.perf_counter()
+    counts = {split: len(open()) for split, open in open_splits(options.data).items()}
+    seconds = time.perf_counter() - started
+    found = ", ".join(f"{count:,} {split}" for split, count in counts.items())
+    print(f"{options.data}: {found} images in {seconds:.1f} s")
+    indexes = indexes_of(folder)
+    for file, count in indexes.items():
+        print(f"  {count:,} remembered in {file} ({file.stat().st_size / 2**20:.1f} MiB)")
+    if not indexes:
+        print(f"  nothing is remembered in {index_folder()}: fewer than {MANY:,} images are listed anew each time")

@@ -23,7 +23,7 @@ def add_backbone(command: argparse.ArgumentParser) -> None:
         default="backbone",
         help="the backbone's output, or that of backbone and head (runs only; default: backbone)",
     )
-    command.add_argument("--batch-size", type=int, default=256, metavar="N", help="images at once (default: 256)")
+    command.add_argument("--batch-size", type=int, metavar="N", help="images at once (default: 256; more on CUDA)")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     command.add_argument(
         "--holdout",

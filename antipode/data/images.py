@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+
+from antipode.data.names import picked
+from antipode.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -14,7 +19,8 @@ class Images:
 
     name: what the user called the data.
     names: one per image, unique within the data set as far as its source is: a relative path or "train/17".
-    labels: (N,) int64, or None where there are none; classes[label] is the label's name.
+    labels: (N,) int64, -1 for an image without one, or None where there are none; classes[label] is the label's name.
+    Where an image may show several classes, (N, C) int8: 1 it does, -1 it does not, 0 it is not to be judged by.
     read: image i as encoded bytes, or as an (H, W) or (H, W, C) array.
     """
 
@@ -27,16 +33,48 @@ class Images:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def multi_label(self) -> bool:
+        return self.labels is not None and self.labels.ndim == 2
+
     def subset(self, indices: Sequence[int] | np.ndarray) -> Images:
         """The images of `indices`, in that order."""
-        kept = [int(index) for index in indices]
+        kept = np.asarray(indices, np.int64)
         read = self.read
         return replace(
             self,
-            names=[self.names[index] for index in kept],
+            names=picked(self.names, kept),
             labels=None if self.labels is None else self.labels[kept],
-            read=lambda n: read(kept[n]),
+            read=lambda n: read(int(kept[n])),
         )
+
+
+def refuse_multi_label(images: Images, what: str) -> None:
+    """Raises UsageError where an image may have several labels. what: "A pack", the start of a sentence."""
+    if images.multi_label:
+        raise UsageError(
+            f"{what} takes one label an image; the images of {images.name} may have several of its "
+            f"{len(images.classes or ())} classes each."
+        )
+
+
+def images_in_files(
+    root: Path,
+    name: str,
+    names: Sequence[str],
+    labels: Sequence[int] | np.ndarray | None,
+    classes: tuple[str, ...] | None,
+) -> Images:
+    """Images in files of their own; names: their paths, relative to `root`."""
+    folder = os.path.abspath(root)  # reading goes on if the process changes its folder
+
+    def read(index: int) -> bytes:
+        with open(os.path.join(folder, names[index]), "rb") as file:
+            return file.read()
+
+    if labels is not None and not isinstance(labels, np.ndarray):
+        labels = np.array(labels, np.int64)
+    return Images(name, names, labels, classes, read)
 
 
 def printable(name: str) -> str:

@@ -11,19 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from antipode.data import imagenet100
-from antipode.data.folder import class_folders, scan_classes
+from antipode.data import imagenet, imagenet100, inaturalist, places, voc
 from antipode.data.images import Images, Splits
+from antipode.data.index import cache_folder
+from antipode.data.parquet import parquet_splits
+from antipode.data.tars import tar_splits
 from antipode.errors import UsageError
+
+STL10_FOLDER = "stl10_binary"
 
 
 @dataclass(frozen=True)
 class Named:
-    """A data set by name. `splits` takes what follows the `=`, or None."""
+    """A data set by name. `splits` takes what follows the `=`, or None where nothing needs to."""
 
     description: str
     needs_path: bool
-    splits: Callable[[str | None], Splits]
+    splits: Callable[[Any], Splits]
+    layout: str = ""
 
 
 def _shapes(argument: str | None) -> Splits:
@@ -46,21 +51,52 @@ def _cifar(name: str, path: str | None) -> Splits:
     return {"train": partial(read, "train"), "val": partial(read, "val")}
 
 
-def _stl10(name: str, files: dict[str, str], path: str | None) -> Splits:
-    """files: split -> torchvision's name of it."""
+def _stl10(name: str, parts: dict[str, str], path: str | None) -> Splits:
+    """parts: split -> how its files are called."""
 
     def read(split: str) -> Images:
-        data = _torchvision("stl10", path, split=files[split])
-        labelled = files[split] != "unlabeled"
+        folder = _stl10_folder(path)
+        pixels, labels, classes = _read_stl10(folder, parts[split])
         return Images(
             name=name,
-            names=[f"{split}/{index}" for index in range(len(data))],
-            labels=np.array(data.labels, np.int64) if labelled else None,
-            classes=tuple(data.classes) if labelled else None,
-            read=lambda index: data.data[index].transpose(1, 2, 0),
+            names=[f"{split}/{index}" for index in range(len(pixels))],
+            labels=labels,
+            classes=classes,
+            read=lambda index: pixels[index].transpose(2, 1, 0),  # stored column by column, plane by plane
         )
 
-    return {split: partial(read, split) for split in files}
+    return {split: partial(read, split) for split in parts}
+
+
+def _stl10_folder(path: str | None) -> Path:
+    """Where the files lie; fetched where no path is given."""
+    if path is None:
+        folder = _data_folder() / "stl10" / STL10_FOLDER
+        if not (folder / "unlabeled_X.bin").exists():
+            _torchvision("stl10", None)
+        return folder
+    folder = Path(path) if Path(path).name == STL10_FOLDER else Path(path) / STL10_FOLDER
+    if not folder.is_dir():
+        raise UsageError(f"stl10={path}: there is no {folder}, as unpacked from {STL10_FOLDER}.tar.gz.")
+    return folder
+
+
+def _read_stl10(folder: Path, part: str) -> tuple[np.ndarray, np.ndarray | None, tuple[str, ...] | None]:
+    """pixels (N, 3, 96, 96), mapped (those without labels are 2.7 GB, and every process on the machine shares them);
+    labels and classes, where there are some."""
+    try:
+        pixels = np.memmap(folder / f"{part}_X.bin", np.uint8, mode="r").view(np.ndarray).reshape(-1, 3, 96, 96)
+        if part == "unlabeled":
+            return pixels, None, None
+        labels = np.fromfile(folder / f"{part}_y.bin", np.uint8).astype(np.int64) - 1
+        classes = tuple((folder / "class_names.txt").read_text().split())
+    except (OSError, ValueError) as problem:
+        raise UsageError(f"stl10: {problem}. Unpack {STL10_FOLDER}.tar.gz again into {folder.parent}.") from problem
+    if len(labels) != len(pixels):
+        raise UsageError(
+            f"stl10: {folder} has {len(pixels)} images of {part} and {len(labels)} labels. Unpack it again."
+        )
+    return pixels, labels, classes
 
 
 def _torchvision(name: str, path: str | None, **which: Any) -> Any:
@@ -68,7 +104,7 @@ def _torchvision(name: str, path: str | None, **which: Any) -> Any:
     from torchvision import datasets
 
     kind = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100, "stl10": datasets.STL10}[name]
-    root = Path(path) if path else _cache() / name
+    root = Path(path) if path else _data_folder() / name
     if path and root.name == kind.base_folder:
         root = root.parent
     layout = f"{root / kind.base_folder}, as unpacked from {kind.filename}"
@@ -88,23 +124,9 @@ def _torchvision(name: str, path: str | None, **which: Any) -> Any:
         ) from problem
 
 
-def _cache() -> Path:
-    return Path(os.environ.get("ANTIPODE_DATA") or Path.home() / ".cache" / "antipode")
+def _data_folder() -> Path:
+    return Path(os.environ.get("ANTIPODE_DATA") or cache_folder())
 
-
-def _imagenet(name: str, classes: tuple[str, ...] | None, path: str | None) -> Splits:
-    assert path is not None  # named_splits has seen to it
-    root = Path(path)
-    for split in ("train", "val"):
-        if not (root / split).is_dir():
-            raise UsageError(f"{name}={path}: there is no folder {root / split}. {IMAGENET_LAYOUT}")
-    chosen = classes or class_folders(root / "train")
-    if not chosen:
-        raise UsageError(f"{name}={path}: no class folders in {root / 'train'}. {IMAGENET_LAYOUT}")
-    return {split: partial(scan_classes, root / split, name, chosen) for split in ("train", "val")}
-
-
-IMAGENET_LAYOUT = "The layout is PATH/train/WNID/*.JPEG and PATH/val/WNID/*.JPEG."
 
 NAMED: dict[str, Named] = {
     "shapes": Named(
@@ -130,17 +152,57 @@ NAMED: dict[str, Named] = {
         needs_path=False,
         splits=partial(_stl10, "stl10-unlabelled", {"all": "unlabeled"}),
     ),
-    "imagenet": Named(f"ImageNet-1K. {IMAGENET_LAYOUT}", needs_path=True, splits=partial(_imagenet, "imagenet", None)),
-    "imagenet100": Named(
-        f"100 classes of ImageNet-1K (JCL's list). {IMAGENET_LAYOUT}",
+    "imagenet": Named(
+        "ImageNet-1K, 1,000 classes",
         needs_path=True,
-        splits=partial(_imagenet, "imagenet100", imagenet100.CLASSES),
+        splits=partial(imagenet.imagenet_splits, "imagenet", None),
+        layout=imagenet.LAYOUT,
+    ),
+    "imagenet100": Named(
+        "100 classes of ImageNet-1K (JCL's list)",
+        needs_path=True,
+        splits=partial(imagenet.imagenet_splits, "imagenet100", imagenet100.CLASSES),
+        layout=imagenet.LAYOUT,
+    ),
+    "inaturalist2018": Named(
+        "iNaturalist 2018, 8,142 species",
+        needs_path=True,
+        splits=inaturalist.inaturalist_splits,
+        layout=inaturalist.LAYOUT,
+    ),
+    "places205": Named(
+        "Places205, scenes of 205 kinds", needs_path=True, splits=places.places205_splits, layout=places.LAYOUT_205
+    ),
+    "places365": Named(
+        "Places365, scenes of 365 kinds", needs_path=True, splits=places.places365_splits, layout=places.LAYOUT_365
+    ),
+    "voc2007": Named(
+        "PASCAL VOC 2007, 20 classes, of which an image may show several; train is trainval, val is test",
+        needs_path=True,
+        splits=voc.voc2007_splits,
+        layout=voc.LAYOUT,
+    ),
+    "parquet": Named(
+        "Parquet files as Hugging Face's library writes them (needs antipode[parquet])",
+        needs_path=True,
+        splits=lambda path: parquet_splits(path, f"parquet={path}"),
+        layout="PATH is a file or a folder; the columns are image (bytes, or {bytes, path}) and, it may be, label.",
+    ),
+    "tar": Named(
+        "tar files as WebDataset reads them",
+        needs_path=True,
+        splits=lambda path: tar_splits(path, f"tar={path}"),
+        layout="PATH is a file, a folder or a pattern like part-{000..012}.tar; in them KEY.jpg (png, webp, ...) and, "
+        "it may be, KEY.cls, KEY.json or KEY.txt with its class.",
     ),
 }
 
 
 def named_splits(name: str, argument: str | None) -> Splits:
     """The splits of NAMED[name]; argument: what the user wrote after the `=`, if anything."""
-    if NAMED[name].needs_path and not argument:
-        raise UsageError(f"{name} needs its folder: {name}=PATH. {NAMED[name].description}")
-    return NAMED[name].splits(argument)
+    named = NAMED[name]
+    if not named.needs_path:
+        return named.splits(argument)
+    if not argument:
+        raise UsageError(f"{name} needs its folder: {name}=PATH. {named.layout}")
+    return named.splits(os.path.expanduser(argument))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,8 +29,9 @@ import numpy as np
 from antipode.data.broken import BrokenImages
 from antipode.data.decode import BrokenImage
 from antipode.data.encode import packable
-from antipode.data.images import Images
+from antipode.data.images import Images, refuse_multi_label
 from antipode.data.machine import worker_count
+from antipode.data.names import StoredNames
 from antipode.errors import AntipodeError, UsageError
 from antipode.files import replacing
 
@@ -68,6 +69,8 @@ def pack(
     progress: called with (images done, all images).
     """
     path = Path(path)
+    for images in images_by_split.values():
+        refuse_multi_label(images, "A pack")
     classes = _common_classes(images_by_split)
     if not path.parent.is_dir():
         raise UsageError(f"The pack cannot be written: there is no folder {path.parent}.")
@@ -116,7 +119,7 @@ def open_pack(path: str | os.PathLike[str]) -> dict[str, Images]:
         return whole[begin:end].view(DTYPES[header[key]["dtype"]]).view(np.ndarray)
 
     encoded, offsets, labels = tensor("encoded"), tensor("offsets"), tensor("labels")
-    names = PackedNames(tensor("names"), tensor("name_offsets"))
+    names = StoredNames(tensor("names"), tensor("name_offsets"))
     classes = json.loads(tensor("classes").tobytes())
 
     def split(begin: int, end: int) -> Images:
@@ -127,7 +130,7 @@ def open_pack(path: str | os.PathLike[str]) -> dict[str, Images]:
         labelled = bool((labels[begin:end] >= 0).any())
         return Images(
             name=os.fspath(path),
-            names=PackedNames(names.text, names.offsets[begin : end + 1]),
+            names=StoredNames(names.text, names.offsets[begin : end + 1]),
             labels=np.array(labels[begin:end]) if labelled else None,
             classes=tuple(classes) if labelled and classes is not None else None,
             read=read,
@@ -135,23 +138,6 @@ def open_pack(path: str | os.PathLike[str]) -> dict[str, Images]:
 
     ranges = json.loads(header["__metadata__"]["splits"])
     return {name: split(*ranges[name]) for name in ranges}
-
-
-@dataclass(frozen=True)
-class PackedNames(Sequence[str]):
-    """Names that are decoded when asked for. text: uint8; offsets: (N + 1,) int64 into it."""
-
-    text: np.ndarray
-    offsets: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def __getitem__(self, index):  # type: ignore[no-untyped-def]
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
-        return self.text[self.offsets[index] : self.offsets[index + 1]].tobytes().decode(errors="surrogateescape")
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,12 +13,18 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from antipode.data.decode import suffixes
-from antipode.data.folder import LIST_SUFFIXES, folder_splits, read_list
+from antipode.data.folder import folder_splits, holds_image
 from antipode.data.images import Images, Splits
+from antipode.data.lists import LIST_SUFFIXES, read_list
 from antipode.data.named import NAMED, named_splits
 from antipode.data.pack import is_pack, open_pack
+from antipode.data.parquet import SUFFIX as PARQUET
+from antipode.data.parquet import parquet_splits
 from antipode.data.python_data import from_array, from_dataset, from_tensor
+from antipode.data.shards import expand, find_shards
 from antipode.data.subsets import hold_out, keep_classes, keep_fraction
+from antipode.data.tars import SUFFIX as TAR
+from antipode.data.tars import tar_splits
 from antipode.errors import UsageError, nearest
 
 __all__ = ["Images", "open_images", "open_splits"]
@@ -36,8 +43,8 @@ def open_images(
 ) -> Images:
     """The images of `split`, "train" or "val".
 
-    data: "name", "name=path", a path (folder, list file, pack), an (N, H, W[, C]) array, an (N, C, H, W) tensor,
-    a torch Dataset, or Images.
+    data: "name", "name=path", a path (folder, list file, pack, Parquet or tar files), an (N, H, W[, C]) array, an
+    (N, C, H, W) tensor, a torch Dataset, or Images.
     holdout: the share that becomes "val" where the data has no split of its own.
     classes: only these, relabelled in this order. fraction: a share of the split, stratified by class.
     """
@@ -82,12 +89,14 @@ def _splits_of_text(text: str) -> Splits:
             raise UsageError(f"Nothing follows the = in {text!r}.")
         return named_splits(name, argument or None)
     path = Path(text).expanduser()
+    if shards := _shard_splits(path, text):
+        return shards
     if path.is_dir():
         return folder_splits(path, text)
     if not path.exists():
         raise UsageError(
             f"There is no data {text!r}: neither a file or folder, nor a name.{nearest(name, NAMED)} "
-            "A folder of images, a list file, a pack, NAME or NAME=PATH can be given."
+            "A folder of images, a list file, a pack, Parquet or tar files, NAME or NAME=PATH can be given."
         )
     if is_pack(path):
         return {split: partial(_same, images) for split, images in open_pack(path).items()}
@@ -96,9 +105,21 @@ def _splits_of_text(text: str) -> Splits:
     if path.suffix.lower() in suffixes():
         raise UsageError(f"{text} is a single image, from which nothing can be learned. Give its folder.")
     raise UsageError(
-        f"{text} is neither a folder, nor a pack, nor a list of images "
+        f"{text} is neither a folder, nor a pack, nor a Parquet or tar file, nor a list of images "
         f"({', '.join(sorted(LIST_SUFFIXES))}: one path a line)."
     )
+
+
+def _shard_splits(path: Path, text: str) -> Splits | None:
+    """Of Parquet or tar files: of one, of a pattern for several, or of a folder that has such files and no images."""
+    kinds = {PARQUET: parquet_splits, TAR: tar_splits}
+    if not path.is_dir():
+        splits = kinds.get(path.suffix.lower())
+        is_pattern = expand(os.fspath(path)) != [os.fspath(path)]
+        return splits(os.fspath(path), text) if splits and (path.exists() or is_pattern) else None
+    if holds_image(path, deep=True):
+        return None
+    return next((kinds[suffix](os.fspath(path), text) for suffix in kinds if find_shards(path, suffix)), None)
 
 
 def _same(images: Images) -> Images:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from antipode.data.images import Images
+from antipode.data.images import Images, refuse_multi_label
 from antipode.errors import UsageError, nearest
 from antipode.randomness import stream
 
@@ -25,6 +25,8 @@ def hold_out(images: Images, split: str, share: float, seed: int) -> Images:
             f"{images.name} has no validation images: it is not divided into train/ and val/, and the held-out "
             f"share is {share:g} of {len(images)} images. Give holdout > 0, or a folder with train/ and val/."
         )
+    if count == 0:
+        return images
     chosen = np.zeros(len(images), bool)
     chosen[order_by_name(images, "holdout", seed)[:count]] = True
     return images.subset(np.flatnonzero(chosen if split == "val" else ~chosen))
@@ -34,6 +36,7 @@ def keep_classes(images: Images, classes: Sequence[str]) -> Images:
     """Only the images of these classes, labelled by their place in `classes`."""
     if images.labels is None or images.classes is None:
         raise UsageError(f"{images.name} has no labels, so classes cannot be chosen. Leave `classes` out.")
+    refuse_multi_label(images, "A choice of classes")
     wanted = tuple(dict.fromkeys(classes))
     label_of = {name: label for label, name in enumerate(images.classes)}
     for name in wanted:
@@ -49,12 +52,12 @@ def keep_classes(images: Images, classes: Sequence[str]) -> Images:
 
 
 def keep_fraction(images: Images, fraction: float, seed: int) -> Images:
-    """A share of the images, of each class alike where there are labels, and at least one of each."""
+    """A share of the images, of each class alike where they have one label each, and at least one of each."""
     if not 0 < fraction <= 1:
         raise UsageError(f"fraction is {fraction:g}: it must be above 0 and at most 1.")
     if fraction == 1:
         return images
-    labels = np.zeros(len(images), np.int64) if images.labels is None else images.labels
+    labels = np.zeros(len(images), np.int64) if images.labels is None or images.multi_label else images.labels
     order = order_by_name(images, "fraction", seed)
     kept = []
     for label in np.unique(labels):
@@ -65,5 +68,5 @@ def keep_fraction(images: Images, fraction: float, seed: int) -> Images:
 
 def order_by_name(images: Images, purpose: str, seed: int) -> np.ndarray:
     """Indices (N,) in an order drawn by the seed, in which a name has a rank of its own, whatever the other names."""
-    ranks = np.array([stream(seed, f"{purpose}/{name}") for name in images.names], np.int64)
+    ranks = np.fromiter((stream(seed, f"{purpose}/{name}") for name in images.names), np.int64, len(images))
     return np.argsort(ranks, kind="stable")

@@ -41,7 +41,7 @@ def embed(
     neighbours: str | os.PathLike[str] | None = None,
     duplicates: float | None = None,
     features: str = "backbone",
-    batch_size: int = 256,
+    batch_size: int | None = None,
     device: str = "auto",
     holdout: float | None = None,
     classes: Sequence[str] | None = None,

@@ -47,7 +47,7 @@ def save_features(
     classes: Sequence[str] | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write features (N, F) with the images' names, and their labels (N,) where they have some.
+    """Write features (N, F) with the images' names, and their labels (N,) or (N, classes) where they have some.
 
     .npz: arrays `names`, `features`, `labels`, `classes`, and `meta` as JSON text; no pickle.
     .parquet: columns `name`, `features` (lists of fixed length), `label`, `class`; meta in the schema.
@@ -81,8 +81,9 @@ def _write_parquet(file: IO[bytes], arrays: dict[str, np.ndarray], meta: str) ->
     rows = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), features.shape[1])
     columns = {"name": pa.array([printable(name) for name in arrays["names"].tolist()]), "features": rows}
     if "labels" in arrays:
-        columns["label"] = pa.array(arrays["labels"])
-        if "classes" in arrays:
+        several = arrays["labels"].ndim == 2  # then a list for each image: 1 where a class applies
+        columns["label"] = pa.array(list(arrays["labels"])) if several else pa.array(arrays["labels"])
+        if "classes" in arrays and not several:
             unlabelled = arrays["labels"] < 0
             columns["class"] = pa.array(arrays["classes"][arrays["labels"]], mask=unlabelled)
     pq.write_table(pa.table(columns).replace_schema_metadata({"antipode": meta}), file)

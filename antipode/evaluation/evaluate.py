@@ -32,7 +32,7 @@ def evaluate(
     protocol: str,
     data: Data,
     features: str = "backbone",
-    batch_size: int = 256,
+    batch_size: int | None = None,
     device: str = "auto",
     holdout: float | None = None,
     classes: Sequence[str] | None = None,
@@ -159,7 +159,7 @@ class Subject:
 
     loaded: Loaded
     device: torch.device
-    batch_size: int
+    batch_size: int | None
     progress: MakeProgress
     max_broken: float | None = None  # None: the run's own
 
@@ -186,7 +186,7 @@ class Subject:
             max_broken=allowed if self.max_broken is None else self.max_broken,
         )
 
-    def features(self, loader: Loader, title: str) -> Tensor:
+    def features(self, loader: Loader, title: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """(N, F) of all images; NaN where one could not be read."""
         return extract(
             self.loaded.backbone,
@@ -195,18 +195,21 @@ class Subject:
             batch_size=self.batch_size,
             device=self.device,
             precision=self.precision,
+            dtype=dtype,
             progress=self.progress(title, len(loader)),
         )
 
-    def labelled(self, split: Split, title: str) -> tuple[Tensor, Any]:
+    def labelled(self, split: Split, title: str, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Any]:
         assert split.images.labels is not None  # seen to by `open`
-        features = self.features(split.loader, title)
+        features = self.features(split.loader, title, dtype)
         rows = usable_rows(features)
-        return features[rows], split.images.labels[rows.numpy()]
+        usable = features if len(rows) == len(features) else features[rows]  # no copy of what may fill the memory
+        return usable, split.images.labels[rows.numpy()]
 
     def knn(self, train: Split, test: Split, k: Sequence[int] | None, temperature: float) -> dict[int, float]:
         """Accuracy for each k; without one asked for, for the usual ones or as many images as there are."""
-        bank, bank_labels = self.labelled(train, "features of the bank")
+        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32  # a bank may fill the memory
+        bank, bank_labels = self.labelled(train, "features of the bank", dtype)
         queries, truth = self.labelled(test, "features to judge")
         asked = sorted({min(number, len(bank)) for number in USUAL_K}) if k is None else k
         if bank.nbytes < free_memory(self.device) / 4:  # else it travels in chunks

@@ -19,6 +19,9 @@ from antipode.views.draw import draw
 from antipode.views.evaluation import Preprocess
 from antipode.views.policies import Policy
 
+BATCH = 256
+PIXELS_AT_ONCE = 1024 * 32**2
+VALUES_WAITING = 2**26  # features that stay on the device before they are fetched
 LINEAR_VIEWS = Policy(crop_scale=(0.08, 1.0), flip=0.5)  # the linear protocols' RandomResizedCrop and flip
 
 
@@ -27,34 +30,49 @@ def extract(
     loader: Loader,
     preprocess: Callable[[Canvas], Tensor],
     *,
-    batch_size: int = 256,
+    batch_size: int | None = None,
     device: torch.device | str = "cpu",
     precision: str = "fp32",
+    dtype: torch.dtype = torch.float32,
     indices: Tensor | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Features (N, F), float32 on the CPU, of all images or of `indices`, in that order and not augmented.
+    """Features (N, F) on the CPU of all images or of `indices`, in that order and not augmented.
 
     The row of a broken image is NaN (the loader delivers another in its place, which must not pass for it):
     `usable_rows` gives the others. The backbone is moved to `device`; its training mode and its statistics
-    are left as they were. precision: "fp32" or "bf16" (autocast). progress is called with the images done.
+    are left as they were. batch_size: None chooses. precision: "fp32" or "bf16" (autocast). dtype: how the features
+    are kept; bfloat16 holds what a backbone gives under "bf16" in half the memory. progress is called with the images
+    begun.
     """
-    wanted = torch.arange(len(loader)) if indices is None else indices
-    parts = wanted.split(batch_size)
+    wanted = torch.arange(len(loader)) if indices is None else indices.cpu()
+    parts = wanted.split(batch_size or images_at_once(preprocess, torch.device(device)))
     features = torch.empty(0, 0)
-    done = 0
+    missing = torch.zeros(len(wanted), dtype=torch.bool)
+    waiting: list[Tensor] = []  # on the device: fetching each batch would make the host wait for it
+    begun = done = 0
     with frozen(backbone.to(device)):
         for part, (delivered, canvas) in zip(parts, loader.batches(parts), strict=True):
-            batch = forward(backbone, preprocess(canvas).to(device), precision)
-            if not done:  # only now is F known
-                features = torch.empty(len(wanted), batch.shape[1])
-            rows = features[done : done + len(part)]
-            rows.copy_(batch)
-            rows[delivered != part] = torch.nan
-            done += len(part)
+            waiting.append(forward(backbone, preprocess(canvas).to(device), precision).to(dtype))
+            missing[begun : begun + len(part)] = delivered != part
+            begun += len(part)
+            if not len(features):  # only now is F known
+                features = torch.empty(len(wanted), waiting[0].shape[1], dtype=dtype)
+            if begun == len(wanted) or (begun - done) * features.shape[1] >= VALUES_WAITING:
+                features[done:begun] = torch.cat(waiting)
+                done = begun
+                waiting.clear()
             if progress:
-                progress(done)
+                progress(begun)
+    features[missing] = torch.nan
     return features
+
+
+def images_at_once(preprocess: Callable[[Canvas], Tensor], device: torch.device) -> int:
+    """On a GPU so many small images that a batch takes the host less time than the device."""
+    if device.type != "cuda" or not isinstance(preprocess, Preprocess):
+        return BATCH
+    return max(BATCH, PIXELS_AT_ONCE // preprocess.size**2)
 
 
 @contextmanager

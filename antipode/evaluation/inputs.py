@@ -10,6 +10,8 @@ from torch import Generator, Tensor
 
 from antipode.errors import AntipodeError, UsageError
 
+ROWS_AT_ONCE = 16384
+
 
 def class_numbers(labels: Tensor | np.ndarray | None, whose: str) -> Tensor:
     """labels as an (N,) int64 tensor on the CPU, or the reason why there is none."""
@@ -19,6 +21,8 @@ def class_numbers(labels: Tensor | np.ndarray | None, whose: str) -> Tensor:
             "per class, or judge them without labels (antipode embed)."
         )
     numbers = torch.as_tensor(labels).to("cpu", torch.int64)
+    if numbers.dim() != 1:
+        raise UsageError(f"labels: {whose} may have several each, and this protocol takes one an image.")
     without = int((numbers < 0).sum())
     if without:
         raise UsageError(f"labels: {without} of {len(numbers)} of {whose} have none. Leave those images out.")
@@ -27,7 +31,9 @@ def class_numbers(labels: Tensor | np.ndarray | None, whose: str) -> Tensor:
 
 def usable_rows(features: Tensor) -> Tensor:
     """Indices, ascending on the CPU, of the features (N, F) that are finite: not those of broken images."""
-    rows = features.sum(1).isfinite().nonzero()[:, 0].cpu()  # a sum is finite only if all its terms are
+    # A sum is finite only if all its terms are; in float32, since that of half-precise ones could overflow.
+    sums = torch.cat([part.float().sum(1) for part in features.split(ROWS_AT_ONCE)])
+    rows = sums.isfinite().nonzero()[:, 0].cpu()
     if not len(rows):
         raise AntipodeError(
             "No image has finite features: the backbone gives NaN or infinity. The run has diverged; take an "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
@@ -14,7 +15,7 @@ from torchvision.models import resnet as torchvision_resnet
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from antipode.errors import AntipodeError, UsageError
-from antipode.modules.names import RESNETS, TINY, check_backbone
+from antipode.modules.names import BUILT_IN, TINY, WIDE, check_backbone
 
 
 class TinyResNet(nn.Module):
@@ -50,53 +51,88 @@ class StemConv(nn.Conv2d):
     the ordinary form is the quicker.)
     """
 
-    def __init__(self, channels: int) -> None:
-        super().__init__(channels, 64, 7, stride=2, padding=3, bias=False)
+    def __init__(self, channels: int, width: int = 64) -> None:
+        super().__init__(channels, width, 7, stride=2, padding=3, bias=False)
         nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's ResNets
 
-    def forward(self, images: Tensor) -> Tensor:
+    def _conv_forward(self, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         even = images.shape[2] % 2 == 0 and images.shape[3] % 2 == 0
         pays = torch.compiler.is_compiling() and images.is_cuda and even
-        return self.blocked(images) if pays else super().forward(images)
+        return self.blocked(images, weight) if pays else super()._conv_forward(images, weight, bias)
 
-    def blocked(self, images: Tensor) -> Tensor:
+    def blocked(self, images: Tensor, weight: Tensor) -> Tensor:
         spare = -4 * self.in_channels % 8
         # Output o reads pixels 2o - 3 .. 2o + 3: with the zero tap in front, blocks o - 2 .. o + 1.
-        kernel = F.pixel_unshuffle(F.pad(self.weight, (1, 0, 1, 0)), 2)
+        kernel = F.pixel_unshuffle(F.pad(weight, (1, 0, 1, 0)), 2)
         blocks = F.pad(F.pixel_unshuffle(images, 2), (2, 1, 2, 1, 0, spare))
         return F.conv2d(blocks, F.pad(kernel, (0, 0, 0, 0, 0, spare)))
 
 
 def torchvision_backbone(name: str, channels: int, stem: str, weights: str | None = None) -> nn.Module:
-    """A torchvision ResNet without its classifier. The small stem is a 3x3 convolution without max-pool."""
+    """A torchvision ResNet without its classifier."""
     model: nn.Module = getattr(torchvision_resnet, name)(weights=weights)
     model.fc = nn.Identity()
+    return with_stem(model, channels, stem)
+
+
+def wide_resnet50(width: int, channels: int, stem: str) -> nn.Module:
+    """ResNet-50 with `width` times the channels in every layer, stem and features included, as SimCLR widens it.
+    (torchvision's wide_resnet50_2 widens only the 3x3 convolutions.) The names are torchvision's."""
+    outputs = 64 * width
+    layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(3, outputs, 7, stride=2, padding=3, bias=False),
+        "bn1": nn.BatchNorm2d(outputs),
+        "relu": nn.ReLU(inplace=True),
+        "maxpool": nn.MaxPool2d(3, stride=2, padding=1),
+    }
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        inputs, planes = outputs, 64 * width * 2**stage
+        outputs = planes * Bottleneck.expansion
+        stride = 1 if stage == 0 else 2
+        shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs))
+        first = Bottleneck(inputs, planes, stride, shortcut)
+        layers[f"layer{stage + 1}"] = nn.Sequential(first, *(Bottleneck(outputs, planes) for _ in range(blocks - 1)))
+    model = nn.Sequential(OrderedDict(layers, avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten()))
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return with_stem(model, channels, stem)
+
+
+def with_stem(model: nn.Module, channels: int, stem: str) -> nn.Module:
+    """The stem for these images, in place. The small one is a 3x3 convolution without max-pool."""
+    old = model.get_submodule("conv1")
+    assert isinstance(old, nn.Conv2d)
     if stem == "small":
-        model.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        model.conv1 = nn.Conv2d(channels, old.out_channels, 3, padding=1, bias=False)
         model.maxpool = nn.Identity()
     else:
-        stem_conv = StemConv(channels)
+        model.conv1 = StemConv(channels, old.out_channels)
         if channels == 3:
-            stem_conv.load_state_dict(model.get_submodule("conv1").state_dict())
-        model.conv1 = stem_conv
+            model.conv1.load_state_dict(old.state_dict())
     return model
 
 
 def build_backbone(
     name: str, *, channels: int = 3, stem: str = "imagenet", zero_init_residual: bool = False
 ) -> nn.Module:
-    """A fresh backbone by name: a ResNet of torchvision, `resnet-tiny`, `timm:NAME` or `package:function`.
+    """A fresh backbone by name: a ResNet of torchvision, a wide one, `resnet-tiny`, `timm:NAME` or `package:function`.
 
     `package:function` is imported and called without arguments; what it returns must map images to features.
     zero_init_residual: the last norm of each residual branch begins with weight 0, so that the block is its shortcut.
     """
     check_backbone(name)
-    if name == TINY or name in RESNETS:
-        backbone = TinyResNet(channels) if name == TINY else torchvision_backbone(name, channels, stem)
-        return start_at_the_shortcuts(backbone) if zero_init_residual else backbone
     if name.startswith("timm:"):
         return timm_backbone(name.removeprefix("timm:"), channels)
-    return imported(name)()
+    if name not in BUILT_IN:
+        return imported(name)()
+    if name == TINY:
+        backbone: nn.Module = TinyResNet(channels)
+    elif name in WIDE:
+        backbone = wide_resnet50(WIDE[name], channels, stem)
+    else:
+        backbone = torchvision_backbone(name, channels, stem)
+    return start_at_the_shortcuts(backbone) if zero_init_residual else backbone
 
 
 def start_at_the_shortcuts(backbone: nn.Module) -> nn.Module:

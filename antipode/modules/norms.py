@@ -1,4 +1,4 @@
-"""Batch normalisation over parts of the batch, or over the batch of all ranks.
+"""Norms: batch normalisation over parts of the batch or over the batch of all ranks, and norms without a batch.
 
 MoCo hides which images share batch statistics by shuffling the keys over the GPUs. On one device the same is
 had by normalising contiguous groups of the batch separately, with the keys permuted; R groups on one device
@@ -8,8 +8,10 @@ number of ranks only where.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import TypeGuard
 
 import torch
@@ -18,6 +20,10 @@ from torch.nn import functional as F
 
 from antipode.distributed import gather_with_gradient, world
 from antipode.errors import UsageError
+from antipode.modules.backbones import StemConv
+from antipode.modules.names import NORMS
+
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 
 
 class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -149,16 +155,93 @@ def split_groups(module: nn.Module, passes: int) -> None:
 def replace_batch_norms(module: nn.Module, make: Callable[..., nn.Module]) -> None:
     """Replace every BatchNorm inside by make(features, eps=, momentum=) with the same parameters and buffers, in
     place. Relatives of BatchNorm, and those without parameters or statistics, stay."""
-    for name, child in module.named_children():
-        if _is_plain(child):
-            other = make(child.num_features, eps=child.eps, momentum=child.momentum or 0.1)
-            other.load_state_dict(child.state_dict())
-            setattr(module, name, other)
-        else:
-            replace_batch_norms(child, make)
+    for parent, name, norm in batch_norms(module):
+        if _is_plain(norm):
+            other = make(norm.num_features, eps=norm.eps, momentum=norm.momentum or 0.1)
+            other.load_state_dict(norm.state_dict())
+            setattr(parent, name, other)
 
 
-def _is_plain(module: nn.Module) -> TypeGuard[nn.BatchNorm2d]:
-    if type(module) is not nn.BatchNorm1d and type(module) is not nn.BatchNorm2d:
-        return False
-    return module.affine and module.track_running_stats
+def batch_norms(module: nn.Module) -> list[tuple[nn.Module, str, BatchNorm]]:
+    """torch's own batch norms inside: the parent, the name under it, the norm."""
+    return [
+        (parent, name, child)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if _is_batch_norm(child)
+    ]
+
+
+def _is_batch_norm(module: nn.Module) -> TypeGuard[BatchNorm]:
+    return type(module) is nn.BatchNorm1d or type(module) is nn.BatchNorm2d
+
+
+def _is_plain(module: nn.Module) -> TypeGuard[BatchNorm]:
+    return _is_batch_norm(module) and module.affine and module.track_running_stats
+
+
+def use_norm(module: nn.Module, name: str, groups: int = 32) -> None:
+    """Give a network another norm than batch normalisation, in place; the parameters stay, under their names.
+
+    batch: nothing changes. layer: each image is normalised over all its channels and places. group: over its places
+    and each of `groups` parts of its channels (Wu & He); where the channels do not divide so, over as many parts as
+    divide both. standardised: group, and the layers before the norms have standardised weights (Qiao et al.), which is
+    how the authors do without batches. A vector has no places, and a part of it too few numbers: it is normalised as
+    a whole (layer) in each case.
+    """
+    if name not in NORMS:
+        raise ValueError(f"norm {name!r}: known are {', '.join(NORMS)}")
+    if name == "batch":
+        return
+    found = batch_norms(module)
+    if not found:
+        raise UsageError(
+            f"norm: given {name}, but the network has no BatchNorm to put it in the place of. Use batch, or a network "
+            "or head with BatchNorm."
+        )
+    if name == "standardised":
+        standardise_weights(module)
+    for parent, place, norm in found:
+        parts = 1 if name == "layer" else math.gcd(groups, norm.num_features)
+        other = (
+            nn.LayerNorm(norm.num_features, eps=norm.eps)
+            if isinstance(norm, nn.BatchNorm1d)
+            else nn.GroupNorm(parts, norm.num_features, eps=norm.eps)
+        )
+        other.weight, other.bias = norm.weight, norm.bias  # None where it has none
+        setattr(parent, place, other)
+
+
+def standardise_weights(module: nn.Module) -> None:
+    """Standardise, in place, the weights of each layer that stands right before a batch norm: the scale that this
+    takes from its outputs, the norm takes anyway. Other layers, such as a head's last, keep theirs."""
+    leaves = [leaf for leaf in module.modules() if not list(leaf.children())]
+    for layer, norm in pairwise(leaves):
+        if type(layer) in STANDARDISED and _is_batch_norm(norm):
+            layer.__class__ = STANDARDISED[type(layer)]  # the same layer and parameters, with another forward
+
+
+def standardised(weight: Tensor) -> Tensor:
+    """(O, ...): each output's weights with mean 0 and variance 1."""
+    return F.layer_norm(weight, weight.shape[1:])
+
+
+class StandardisedLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, standardised(self.weight), self.bias)
+
+
+class StandardisedConv(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return self._conv_forward(x, standardised(self.weight), self.bias)
+
+
+class StandardisedStemConv(StandardisedConv, StemConv):
+    """The stem's own way of convolving, with standardised weights."""
+
+
+STANDARDISED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: StandardisedLinear,
+    nn.Conv2d: StandardisedConv,
+    StemConv: StandardisedStemConv,
+}

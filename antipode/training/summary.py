@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from antipode.data.images import refuse_multi_label
 from antipode.data.loader import Loader
 from antipode.errors import UsageError
 from antipode.evaluation.embedding import neighbour_sheet
@@ -35,6 +36,7 @@ class OnlineKNN:
         held_out, images = prepared.held_out(), prepared.images
         if held_out is None or held_out.labels is None or images.labels is None:
             raise UsageError("knn_every: online k-NN needs labelled training and held-out images; this data has none.")
+        refuse_multi_label(images, "knn_every")
         self.prepared = prepared
         self.bank, self.bank_labels = evenly(len(images), BANK_IMAGES), images.labels
         queries = evenly(len(held_out), HELD_OUT_IMAGES).numpy()
@@ -102,5 +104,5 @@ def summarise(run: Run, prepared: Prepared, method: Method, make_views: MakeView
         f"  alignment {value['alignment']:.3f} (0: views agree), uniformity {value['uniformity']:.2f} "
         f"(lower: more even), effective rank {value['effective_rank']:.0f}",
         f"  neighbours to look at: {run.path / 'neighbours.png'}",
-        *([judged] if images.labels is not None else []),
+        *([judged] if images.labels is not None and not images.multi_label else []),
     ]

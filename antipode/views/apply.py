@@ -129,9 +129,13 @@ def apply(
             f"images of {canvas.channels} channels were given a mean of {len(mean)} and a deviation of {len(std)} "
             "values; give one value per channel"
         )
-    numbers = send(parameters(canvas, table, size), canvas.device)
-    height, width = int(canvas.heights.max()), int(canvas.widths.max())
-    frame = Frame(table.policy, size, height, width, canvas.full_scale, tuple(mean), tuple(std))
+    frame = Frame(table.policy, size, 0, 0, canvas.full_scale, tuple(mean), tuple(std))
+    return render_all(canvas, parameters(canvas, table, size), frame, plain)
+
+
+def render_all(canvas: Canvas, numbers: Tensor, frame: Frame, plain: Render = render) -> Tensor:
+    """The views that the numbers (N, 29), on the CPU, ask for; the frame's height and width are seen to here."""
+    numbers = send(numbers, canvas.device)
     if can_fuse(canvas):
         from antipode.views import fused  # needs Triton
 

@@ -13,7 +13,9 @@ from torch import Tensor
 from antipode.data.canvas import Canvas
 from antipode.data.decode import decode, picture_array, plain_mode
 from antipode.devices import send
-from antipode.views.resample import Axis, chunks, cut, places
+from antipode.views.apply import NO_BLUR, Frame, can_fuse, render_all
+from antipode.views.policies import Policy
+from antipode.views.resample import Axis, places
 
 
 @dataclass(frozen=True)
@@ -40,17 +42,35 @@ class Preprocess:
 
     def __call__(self, canvas: Canvas) -> Tensor:
         """(N, C, size, size) float32 on the canvas's device."""
+        if self._has_the_size(canvas) and not can_fuse(canvas):
+            return self._whole(canvas)
+        frame = Frame(Policy(), self.size, 0, 0, canvas.full_scale, self.mean, self.std)
+        return render_all(canvas, self.numbers(canvas), frame)
+
+    def numbers(self, canvas: Canvas) -> Tensor:
+        """(N, 29) float64 on the CPU: `apply.parameters` of a view that is this crop with its colours as they are."""
         shorter = torch.minimum(canvas.heights, canvas.widths)
-        where = places(canvas, self._axis(canvas.heights, shorter), self._axis(canvas.widths, shorter))
-        where = send(where, canvas.device)
-        with torch.autocast(canvas.device.type, enabled=False):  # bfloat16 would coarsen the pixels
-            parts = [
-                cut(canvas.pixels, where[begin:end], height, width, self.size)
-                for begin, end, height, width in chunks(canvas)
-            ]
-        x = torch.cat(parts) / canvas.full_scale
-        mean, std = (send(torch.tensor(values), x.device)[:, None, None] for values in (self.mean, self.std))
-        return (x - mean) / std
+        crop = places(canvas, self._axis(canvas.heights, shorter), self._axis(canvas.widths, shorter))
+        colours = torch.tensor([1.0, 0.0, 0.0, 0.0] * 4 + [0.0, NO_BLUR, 0.0], dtype=torch.float64)
+        return torch.cat([crop, colours.expand(len(canvas), -1)], dim=1)
+
+    def _has_the_size(self, canvas: Canvas) -> bool:
+        same = (canvas.heights == self.size) & (canvas.widths == self.size)
+        return self.resize == self.size and bool(same.all())
+
+    def _whole(self, canvas: Canvas) -> Tensor:
+        """For images that have the size already: their pixels, normalised."""
+        pixels = torch.arange(self.size**2, device=canvas.device)
+        reads = send(canvas.offsets, canvas.device)[:, None] + pixels
+        x = canvas.pixels.index_select(0, reads.flatten()).view(len(canvas), self.size, self.size, canvas.channels)
+        x = x.permute(0, 3, 1, 2) / canvas.full_scale
+        mean, std = (self._spread(values, x) for values in (self.mean, self.std))
+        return x.sub_(mean).div_(std)
+
+    @staticmethod
+    def _spread(values: tuple[float, ...], x: Tensor) -> Tensor:
+        """One value per channel as a whole image that lies in memory as those of x do: the quickest to compute with."""
+        return torch.empty_like(x[0]).copy_(send(torch.tensor(values), x.device)[:, None, None])
 
     def _axis(self, length: Tensor, shorter: Tensor) -> Axis:
         """torchvision's rounding: the longer side is cut to a whole number, the margin rounded to even."""
