@@ -45,6 +45,15 @@ def test_parquet_gives_back_what_was_saved(tmp_path: Path) -> None:
     assert json.loads(table.schema.metadata[b"antipode"]) == META
 
 
+def test_several_labels_an_image_are_saved_as_a_row_of_flags(tmp_path: Path) -> None:
+    flags = np.array([[1, 0], [1, 1], [0, 0]], np.int8)
+    for name in ("features.npz", "features.parquet"):
+        save_features(tmp_path / name, FEATURES, NAMES, flags, CLASSES, META)
+    assert pq.read_table(tmp_path / "features.parquet").column("label").to_pylist() == flags.tolist()
+    with np.load(tmp_path / "features.npz") as saved:
+        assert np.array_equal(saved["labels"], flags)
+
+
 def test_unlabelled_images_have_no_label_column(tmp_path: Path) -> None:
     save_features(tmp_path / "f.npz", FEATURES, NAMES)
     save_features(tmp_path / "f.parquet", FEATURES, NAMES)

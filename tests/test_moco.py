@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from antipode.methods.contrastive import Comparison, Contrastive
+from antipode.methods.comparison import Comparison
+from antipode.methods.contrastive import Contrastive
 from antipode.methods.method import Encoder, Moment
 from antipode.modules.norms import part_batch_norms
 from antipode.modules.queue import KeyQueue

@@ -7,6 +7,8 @@ import torch
 from torch import distributed as dist
 from torch import multiprocessing
 
+from antipode.config.catalogue import family_of
+from antipode.config.families import families_of
 from antipode.config.resolve import Layer, resolve
 from antipode.distributed import any_rank, average, averaging_gradients, gather, gather_with_gradient, mine, world
 from antipode.errors import UsageError
@@ -24,6 +26,7 @@ SMALL = {
     "lr": 0.05,
     "warmup_epochs": 0,
 }
+MIXED = {"hardest": 8, "pairs": 4, "with_query": 3}
 METHODS = {
     "moco, groups": {"method": "moco-v2", "bn_groups": 4},
     "moco, as many groups as ranks, symmetric": {"method": "moco-v2", "bn_groups": 2, "symmetric": True},
@@ -36,26 +39,45 @@ METHODS = {
     "simo, drawn": {"method": "simo", "negatives": 5},
     "simo, shuffled": {"method": "simo", "bn_groups": 4},
     "jcl": {"method": "jcl", "keys": 3, "bn_groups": 2},
+    "jcl, in chunks": {"method": "jcl", "keys": 3, "bn_groups": 4},
+    "jcl, vanilla": {"method": "jcl-vanilla", "keys": 3, "bn_groups": 2},
+    "mochi": {"method": "mochi", "hardest": 8, "pairs": 6, "with_query": 3, "mixing_warmup": 0, "bn_groups": 2},
+    "mochi with eqco and jcl": {"method": "mochi+eqco+jcl", "mixing_warmup": 0, "bn_groups": 2, "keys": 2, **MIXED},
+    "mochi in the batch": {"method": "simo", **MIXED},
+    "oracle": {"method": "moco-v2", "oracle": True, "bn_groups": 2},
+    "oracle, mixed": {"method": "mochi", "oracle": True, "mixing_warmup": 0, "bn_groups": 2, **MIXED},
+    "byol": {"method": "byol", "optimizer": "sgd"},
+    "msbreg": {"method": "msbreg", "optimizer": "sgd", "view_count": 3},
+    "supervised": {"method": "supervised", "class_count": 3},
 }
+
+
+def small_for(method):
+    """The small settings that the method's family has."""
+    return {name: value for name, value in SMALL.items() if family_of(method) in families_of(name)}
 
 
 def train(fields) -> dict[str, torch.Tensor]:
     """A few steps of this process's share of the batch."""
-    config = resolve(Layer("test", SMALL | fields)).config
+    config = resolve(Layer("test", small_for(fields["method"]) | fields)).config
     method = build_method(config)
     forward = averaging_gradients(method)
-    optimizer = torch.optim.SGD(method.online.parameters(), lr=config.learning_rate, momentum=0.9)
+    trained = [parameter for parameter in method.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=config.learning_rate, momentum=0.9)
     losses = []
     for number in range(STEPS):
         random = generator(0, "test", number)
         views = [mine(torch.randn(N, 3, 16, 16, generator=random)) for _ in range(method.views)]
-        step = forward(views, method.inputs(N, Moment(number, STEPS, number, STEPS), random))
+        inputs = method.inputs(N, Moment(number, STEPS, number, STEPS), random)
+        if method.labels:
+            inputs["labels"] = mine(torch.randint(3, (N,), generator=random))
+        step = forward(views, inputs)
         optimizer.zero_grad()
         step.loss.backward()
         optimizer.step()
         method.finish(step)
         losses.append(gather(step.loss.detach()[None]).mean())
-    average(method.buffers())
+    average(buffer for name, buffer in method.named_buffers() if name.endswith(("_mean", "_var")))
     return {**method.state_dict(), "losses": torch.stack(losses)}
 
 
@@ -90,6 +112,8 @@ def test_two_ranks_are_one(name, two_ranks):
     one = train(METHODS[name])
     assert one.keys() == two_ranks[name].keys()
     for part, tensor in one.items():
+        if part.startswith("slow") and part.endswith("num_batches_tracked"):
+            continue  # how often keys were encoded, in more passes where a rank has more groups
         # float32, and the two sum in another order; a wrong scale or a missing gradient is off by far more
         torch.testing.assert_close(
             two_ranks[name][part], tensor, rtol=2e-3, atol=2e-5, msg=lambda m, p=part: f"{p}: {m}"

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from antipode import __version__
-from antipode.cli import data, judge, pretrain, study
+from antipode.cli import analyse, data, judge, pretrain, study
 from antipode.errors import AntipodeError, UsageError, nearest
 
 
@@ -77,6 +77,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"antipode {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for part in (pretrain, judge, study, data):
+    for part in (pretrain, judge, analyse, study, data):
         part.add_commands(commands)
     return parser

@@ -93,6 +93,18 @@ METHODS: dict[str, Method] = {
         needs="1 + M' views, a queue, a slow copy; no labels",
         patch={**MOCO_V2, "keys": 4, "variance_weight": 2.0},
     ),
+    "jcl-vanilla": Method(
+        title="several keys of an image, each with a term of its own",
+        paper="Cai et al., JCL, NeurIPS 2020, section 2 of the supplement",
+        needs="1 + M views, a queue, a slow copy; no labels",
+        patch={**MOCO_V2, "keys": 5, "positives": "each"},
+    ),
+    "mochi": Method(
+        title="MoCo v2 with negatives mixed from the hardest ones",
+        paper="Kalantidis et al., MoCHi, NeurIPS 2020",
+        needs="2 views, a queue, a slow copy; no labels",
+        patch={**MOCO_V2, "hardest": 1024, "pairs": 1024, "with_query": 128, "mixing_warmup": 10},
+    ),
     "byol": Method(
         title="predict the slow copy's embedding of the other view",
         paper="Grill et al., NeurIPS 2020",

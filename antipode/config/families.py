@@ -10,6 +10,7 @@ from antipode.config.fields import (
     DispersionFields,
     EmbeddingFields,
     JointFields,
+    MixingFields,
     ModelFields,
     OptimisationFields,
     RegressionFields,
@@ -61,6 +62,15 @@ class Config(RunningFields, OptimisationFields, ModelFields, ViewFields, DataFie
         return self.optimizer != "lars" if self.decay_norms is None else self.decay_norms
 
     @property
+    def needs_labels(self) -> bool:
+        return False
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of these settings before the run starts."""
+        return []
+
+    @property
     def needs_the_host(self) -> bool:
         """Whether a step waits for the device on its way, so that it cannot be recorded."""
         return False
@@ -74,7 +84,7 @@ class EmbeddingConfig(DispersionFields, EmbeddingFields, Config):
         return self.singular_weight > 0 and self.singular_form == "nuclear"  # a singular value decomposition
 
 
-class ContrastiveConfig(JointFields, ContrastiveFields, EmbeddingConfig):
+class ContrastiveConfig(MixingFields, JointFields, ContrastiveFields, EmbeddingConfig):
     """A contrastive run, in full."""
 
     @model_validator(mode="after")
@@ -86,9 +96,28 @@ class ContrastiveConfig(JointFields, ContrastiveFields, EmbeddingConfig):
                 "key_encoder: online takes negatives_from batch and one key, and asks both ways as it is: leave out "
                 "symmetric"
             )
+        if self.positives == "repeated" and (self.negatives_from == "batch" or self.symmetric):
+            raise ValueError("positives: repeated is for negatives_from queue, one way")
+        if self.mix_until is not None and self.pairs != self.with_query:
+            raise ValueError(f"mix_until: takes both kinds in turn: give as many pairs ({self.pairs}) as with_query")
         if self.key_encoder == "online" and self.bn_groups > 1 and info.context != "provisional":
             raise ValueError(f"bn_groups: given {self.bn_groups}; with key_encoder online both views share one: use 1")
         return self
+
+    @property
+    def needs_labels(self) -> bool:
+        return self.oracle
+
+    @property
+    def mixes(self) -> bool:
+        return self.pairs + self.with_query > 0
+
+    @property
+    def notes(self) -> list[str]:
+        at_hand = self.queue_size if self.negatives_from == "queue" else self.batch_size - 1
+        if self.mixes and self.hardest is not None and self.hardest > at_hand:
+            return [f"hardest: {self.hardest} asked for, and all {at_hand} negatives at hand are taken."]
+        return []
 
 
 class RegressionConfig(RegressionFields, EmbeddingConfig):
@@ -103,6 +132,10 @@ class RegressionConfig(RegressionFields, EmbeddingConfig):
 class SupervisedConfig(SupervisedFields, Config):
     """A supervised run, in full."""
 
+    @property
+    def needs_labels(self) -> bool:
+        return True
+
 
 FAMILIES: dict[str, type[Config]] = {
     "contrastive": ContrastiveConfig,
@@ -111,8 +144,8 @@ FAMILIES: dict[str, type[Config]] = {
 }
 
 SECTIONS: tuple[type[Section], ...] = (
-    RunFields, DataFields, ViewFields, ModelFields, EmbeddingFields, ContrastiveFields, JointFields, RegressionFields,
-    DispersionFields, SupervisedFields, OptimisationFields, RunningFields,
+    RunFields, DataFields, ViewFields, ModelFields, EmbeddingFields, ContrastiveFields, JointFields, MixingFields,
+    RegressionFields, DispersionFields, SupervisedFields, OptimisationFields, RunningFields,
 )  # fmt: skip
 FIELDS = {name: field for section in SECTIONS for name, field in section.model_fields.items()}
 

@@ -130,6 +130,7 @@ class ContrastiveFields(Section):
     both_views: bool = Field(False, description="negatives of the batch are of both views, not of the key's alone")
     alpha: Positive | None = Field(None, description="EqCo: weigh the negatives as if there were so many; default: K")
     symmetric: bool = Field(False, description="each view is query once and key once; the two losses add")
+    oracle: bool = Field(False, description="negatives of the image's own class do not count (needs labels)")
 
 
 class JointFields(Section):
@@ -139,6 +140,34 @@ class JointFields(Section):
     variance_weight: NotNegative = Field(0.0, description="lambda, weight of the variance of the positive scores")
     variance_ramp: bool = Field(True, description="lambda grows linearly to its full value over the run")
     normalise_mean: bool = Field(False, description="the mean key enters the queue with length 1")
+    positives: Literal["joint", "each", "repeated"] = Field(
+        "joint", description="each: a term for each key; repeated: the same as a batch as many times larger"
+    )
+    key_chunks: Count | None = Field(
+        None, description="passes in which keys are encoded; default: as many as leave the groups of the norms whole"
+    )
+
+
+class MixingFields(Section):
+    """MoCHi: synthetic negatives, mixed from hard ones"""
+
+    hardest: Count | None = Field(
+        1024, description="N, hardest negatives of a query, of which some are mixed; none: all"
+    )
+    pairs: int = Field(0, ge=0, description="s, mixtures of two of them")
+    with_query: int = Field(0, ge=0, description="s', mixtures of one of them and the query")
+    mixing_warmup: int = Field(0, ge=0, description="epochs before the first mixture")
+    mix_detach: bool = Field(True, description="a mixture with the query is a constant for the gradient")
+    mix_distinct: bool = Field(True, description="the two parents of a pair differ")
+    mix_rank_by: Literal["query", "key"] = Field("query", description="whose scores say which negatives are hardest")
+    mix_in: Literal["query", "key"] = Field("query", description="what with_query mixes with a negative")
+    mix_weigh: bool = Field(False, description="multiply the score of a mixture with the query by the query's share")
+    mix_temperature: Positive | None = Field(
+        None, description="draw parents by a softmax of their scores over this; default: evenly"
+    )
+    mix_until: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="add both kinds in turn until this share of the N highest scores is synthetic"
+    )
 
 
 class RegressionFields(Section):

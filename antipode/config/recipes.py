@@ -11,7 +11,7 @@ from antipode.config.catalogue import METHODS, Patch
 # have MoCo's small-data settings: a linear head, a lower temperature, groups of images for the norms.
 SMALL_IMAGES: Patch = {"stem": "small", "key_momentum": 0.99, "weight_decay": 5e-4, "lr_schedule": "cosine"}
 SMALL_MOCO: Patch = {"head": "linear", "temperature": 0.1, "bn_groups": 8, "base_lr": 0.03}
-WITH_QUEUE = ("moco-v1", "moco-v2", "eqco", "jcl")
+WITH_QUEUE = ("moco-v1", "moco-v2", "eqco", "jcl", "jcl-vanilla", "mochi")
 
 # The regression methods on CIFAR have no published settings that agree: SGD and weight decay as MoCo's, a head in
 # proportion to ResNet-18. MSBReg has BYOL's rate: it is multiplied by its 4 views.
@@ -50,6 +50,7 @@ RECIPES: dict[str, dict[str, Patch]] = {
         "*": {"backbone": "resnet50", "image_size": 224, "normalise": "imagenet"},
         # as published: LARS on a large batch
         "simclr": {"optimizer": "lars", "base_lr": 0.3, "weight_decay": 1e-6, "batch_size": 4096, "epochs": 100},
+        "mochi": {"mixing_warmup": 15},
         "byol": {"batch_size": 4096, "epochs": 300},
         "msbreg": {"batch_size": 512, "epochs": 300},
     },
@@ -64,6 +65,7 @@ RECIPES: dict[str, dict[str, Patch]] = {
         },
         # JCL's ablations: ResNet-18, 0.1 at a batch of 128, 100 epochs
         "jcl": {"backbone": "resnet18", "base_lr": 0.2, "epochs": 100, "keys": 5, "variance_weight": 4.0},
+        "jcl-vanilla": {"backbone": "resnet18", "base_lr": 0.2, "epochs": 100},
         "byol": {**IMAGENET_100, "lr_per_view": True},
         "msbreg": IMAGENET_100,
         "supervised": {"batch_size": 256, "base_lr": 0.1},
@@ -108,6 +110,7 @@ RECIPES: dict[str, dict[str, Patch]] = {
         },
         **{name: small_views(name) for name in METHODS},
         "eqco": {**small_views("eqco"), "negatives": 64, "alpha": 1024},
+        "mochi": {**small_views("mochi"), "hardest": 256, "pairs": 256, "with_query": 32, "mixing_warmup": 3},
         "byol": {**small_views("byol"), **SMALL_BYOL, "hidden": 256, "dim": 64},
         "msbreg": {**small_views("msbreg"), **SMALL_MSBREG, "hidden": 256, "dim": 64},
     },

@@ -9,10 +9,19 @@ import torch
 
 
 def worker_count() -> int:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """The cores that this process may use, of those of the machine's processes that torchrun started with it."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    together = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min(cores, _container_cores()) // together)
+
+
+def _container_cores(folder: Path = Path("/sys/fs/cgroup")) -> int:
+    """The share of the cores that a container has, rounded up."""
+    try:
+        quota, period = (folder / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return 2**31
+    return 2**31 if quota == "max" else -(-int(quota) // int(period))
 
 
 def free_memory(device: torch.device) -> int:

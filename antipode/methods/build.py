@@ -7,6 +7,7 @@ from torch import nn
 
 from antipode.config.families import Config, ContrastiveConfig, EmbeddingConfig, RegressionConfig, SupervisedConfig
 from antipode.config.fields import DispersionFields
+from antipode.distributed import world
 from antipode.errors import UsageError
 from antipode.methods.contrastive import Contrastive
 from antipode.methods.dispersion import Dispersion
@@ -17,6 +18,7 @@ from antipode.modules.backbones import build_backbone, feature_dim
 from antipode.modules.heads import projection_head
 from antipode.modules.norms import part_batch_norms, use_norm
 from antipode.modules.queue import KeyQueue
+from antipode.objectives.mixing import Mixing
 from antipode.randomness import generator, stream
 
 
@@ -48,7 +50,8 @@ def build_contrastive(config: ContrastiveConfig, backbone: nn.Module, features: 
     part_batch_norms(encoder, config.bn_groups, batches=2 if together else 1)
     queue = None
     if config.negatives_from == "queue":
-        queue = KeyQueue(config.queue_size, config.dim, generator=generator(config.seed, "queue"))
+        random = generator(config.seed, "queue")
+        queue = KeyQueue(config.queue_size, config.dim, labelled=config.oracle, generator=random)
     return Contrastive(
         encoder,
         temperature=config.temperature,
@@ -62,11 +65,42 @@ def build_contrastive(config: ContrastiveConfig, backbone: nn.Module, features: 
         variance_weight=config.variance_weight,
         ramp=config.variance_ramp,
         normalise_mean=config.normalise_mean,
+        positives=config.positives,
+        key_chunks=key_chunks(config),
         symmetric=config.symmetric,
         bn_groups=config.bn_groups,
         together=together,
         momentum_schedule=config.momentum_schedule,
         dispersion=dispersion(config),
+        mixing=mixing(config),
+        mixing_warmup=config.mixing_warmup,
+        oracle=config.oracle,
+    )
+
+
+def key_chunks(config: ContrastiveConfig) -> int:
+    """Several keys of an image are encoded in as many passes as divide the groups of the norms, so that it takes no
+    more memory than one key and changes nothing. Without groups only one pass has the same statistics."""
+    if config.key_chunks is not None:
+        return config.key_chunks
+    groups = max(1, config.bn_groups // world())
+    return max(passes for passes in range(1, groups + 1) if groups % passes == 0 and passes <= config.keys)
+
+
+def mixing(config: ContrastiveConfig) -> Mixing | None:
+    if not config.mixes:
+        return None
+    return Mixing(
+        hardest=config.hardest,
+        pairs=config.pairs,
+        with_query=config.with_query,
+        detach=config.mix_detach,
+        distinct=config.mix_distinct,
+        rank_by=config.mix_rank_by,
+        mix_in=config.mix_in,
+        weigh=config.mix_weigh,
+        draw_temperature=config.mix_temperature,
+        until=config.mix_until,
     )
 
 

@@ -8,39 +8,19 @@ queue; SiMo a slow copy and the batch; SimCLR the network itself and the batch; 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from antipode.distributed import gather, gather_with_gradient, mine, rank
+from antipode.distributed import gather, gather_with_gradient, mine
+from antipode.methods.comparison import HEALTH_QUERIES, Comparison, drawn, rows_of, signs_of_health
 from antipode.methods.dispersion import Dispersion
 from antipode.methods.method import Encoder, Inputs, Method, Moment, Step
+from antipode.modules.norms import in_passes, split_groups
 from antipode.modules.queue import KeyQueue
 from antipode.modules.slow_copy import follow, momentum_at, slow_copy
 from antipode.objectives import info_nce
-from antipode.objectives.contrastive import NOTHING
-from antipode.randomness import lots
-
-# Health is measured on so many queries of the batch: enough for a mean, and nearly free beside a large queue.
-HEALTH_QUERIES = 64
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What a query is compared with. query: (n, D); keys: (n, M, D); negatives: (K, D), shared; allowed: (n, K) is
-    true where a negative counts for a query, None where all do."""
-
-    query: Tensor
-    keys: Tensor
-    negatives: Tensor
-    allowed: Tensor | None
-
-    def first(self, count: int) -> Comparison:
-        """Of the first queries alone, without gradient."""
-        allowed = None if self.allowed is None else self.allowed[:count]
-        query, keys = self.query[:count].detach(), self.keys[:count].detach()
-        return Comparison(query, keys, self.negatives.detach(), allowed)
+from antipode.objectives.mixing import Mixing, Synthetic, synthesise
 
 
 class Contrastive(Method):
@@ -52,10 +32,14 @@ class Contrastive(Method):
     drawn for each query, or with shared_draw once a step for all; None: all. both_views: in-batch negatives are of
     both views (2N - 2) and not of the key's alone (N - 1). dispersion: forces that spread the queries.
     keys: M', keys of an image. variance_weight: JCL's lambda, with ramp growing to its full value over the run.
+    positives: joint (JCL's limit of infinitely many), each (the mean of a term for each key), or repeated (the same as
+    an M' times larger batch, as JCL's supplement reckons its memory). key_chunks: passes in which keys are encoded.
     symmetric: each view is query once and key once, and the two losses add.
     bn_groups: over how many parts of the batch the norms inside are computed; with more than one the keys are encoded
     in permuted order, so that a query and its key do not share batch statistics (ShuffleBN). together: the norms have
     twice as many groups, so both directions go through the networks in one pass, which is the quicker.
+    mixing: MoCHi's synthetic negatives, from epoch mixing_warmup on. oracle: negatives of the query's own class, which
+    only labels can tell, do not count.
     """
 
     def __init__(
@@ -73,23 +57,33 @@ class Contrastive(Method):
         variance_weight: float = 0.0,
         ramp: bool = False,
         normalise_mean: bool = False,
+        positives: str = "joint",
+        key_chunks: int = 1,
         symmetric: bool = False,
         bn_groups: int = 1,
         together: bool = False,
         momentum_schedule: str = "constant",
         dispersion: Dispersion | None = None,
+        mixing: Mixing | None = None,
+        mixing_warmup: int = 0,
+        oracle: bool = False,
     ) -> None:
         super().__init__()
         self.online = encoder
         self.slow = None if key_momentum is None else slow_copy(encoder)
+        if self.slow is not None and key_chunks > 1:
+            split_groups(self.slow, key_chunks)
         self.queue = queue
         self.temperature, self.alpha = temperature, alpha
         self.key_momentum, self.momentum_schedule = key_momentum, momentum_schedule
         self.dispersion = dispersion or Dispersion()
         self.drawn, self.shared_draw, self.both_views = negatives, shared_draw, both_views
         self.keys, self.variance_weight, self.ramp, self.normalise_mean = keys, variance_weight, ramp, normalise_mean
+        self.positives, self.key_chunks = positives, key_chunks
         self.symmetric = symmetric
         self.bn_groups, self.together = bn_groups, together
+        self.mixing, self.mixing_warmup = mixing, mixing_warmup
+        self.labels = oracle
         self.views = 1 + keys
 
     @property
@@ -98,7 +92,7 @@ class Contrastive(Method):
 
     def inputs(self, n: int, moment: Moment, generator: torch.Generator) -> dict[str, Tensor]:
         """order (directions, N M): in which order the keys are encoded; lot (directions,): decides which negatives are
-        drawn; variance_weight: lambda now."""
+        drawn; variance_weight: lambda now; mixing (directions,): decides what is mixed."""
         directions, given = 2 if self.symmetric or self.slow is None else 1, {}
         if self.shuffles:
             given["order"] = torch.stack(
@@ -112,7 +106,14 @@ class Contrastive(Method):
         if self.key_momentum is not None and self.momentum_schedule != "constant":
             momentum = momentum_at(moment.step, moment.steps, self.key_momentum, self.momentum_schedule)
             given["key_momentum"] = torch.tensor(momentum)
-        return given | self.dispersion.inputs(generator)
+        given |= self.dispersion.inputs(generator)
+        if self.phase(moment):  # last, so that all else is drawn as without mixing
+            given["mixing"] = torch.randint(2**62, (directions,), generator=generator)
+        return given
+
+    def phase(self, moment: Moment) -> int:
+        """1 from the epoch on in which negatives are mixed."""
+        return int(self.mixing is not None and moment.epoch >= self.mixing_warmup)
 
     def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> Step:
         inputs = inputs or {}
@@ -121,15 +122,31 @@ class Contrastive(Method):
             entering = torch.empty(0)
         else:
             comparisons, entering = self.compare_with_slow_keys(views, inputs)
-        losses = [self.loss(comparison, inputs) for comparison in comparisons]
+        mixed = [self.mixed(comparison) for comparison in comparisons]
+        losses = [self.loss(each, inputs, synthetic) for each, synthetic in zip(comparisons, mixed, strict=True)]
         loss = torch.stack(losses).sum()
-        health = self.health(comparisons[0].first(HEALTH_QUERIES), inputs) | {"loss": loss.detach() / len(losses)}
+        health = self.health(comparisons[0], inputs, mixed[0])
         forces = self.dispersion(torch.stack([comparison.query for comparison in comparisons], dim=1), inputs)
+        health |= {"loss": loss.detach() / len(losses), **{name: force.detach() for name, force in forces.items()}}
         loss = torch.stack([loss, *forces.values()]).sum()
-        health |= {name: force.detach() for name, force in forces.items()}
-        return Step(loss, health, comparisons[0].query.detach(), {"keys": entering})
+        return Step(loss, health, comparisons[0].query.detach(), {"keys": entering} | self.labels_of(inputs))
 
-    def loss(self, comparison: Comparison, inputs: Inputs) -> Tensor:
+    def mixed(self, comparison: Comparison) -> Synthetic | None:
+        """The synthetic negatives of each query, or None while there are none."""
+        if self.mixing is None or comparison.lot is None or comparison.rows is None:
+            return None
+        return synthesise(
+            comparison.query,
+            comparison.negatives,
+            self.mixing,
+            temperature=self.temperature,
+            lot=comparison.lot,
+            rows=comparison.rows,
+            key=self.mean_key(comparison.keys),
+            allowed=comparison.allowed,
+        )
+
+    def loss(self, comparison: Comparison, inputs: Inputs, mixed: Synthetic | None = None) -> Tensor:
         return info_nce(
             comparison.query,
             comparison.keys,
@@ -137,13 +154,17 @@ class Contrastive(Method):
             temperature=self.temperature,
             alpha=self.alpha,
             variance_weight=inputs.get("variance_weight", 0.0),
+            extra_scores=None if mixed is None else mixed.scores,
             mask=comparison.allowed,
+            each=self.positives == "each",
         )
 
     def compare_with_slow_keys(self, views: Sequence[Tensor], inputs: Inputs) -> tuple[list[Comparison], Tensor]:
         """MoCo's order: the query's forward; then, without gradient, the slow copy moves and encodes the keys. The
         second result is what enters the queue when the step is over, so that no query meets its own key there."""
         first, *rest = views
+        if self.positives == "repeated":
+            first = first.repeat_interleave(self.keys, dim=0)
         asked = [first, rest[0]] if self.symmetric else [first]
         answered = [rest, [first]] if self.symmetric else [rest]
         queries = self.encode(self.online, asked)
@@ -155,8 +176,10 @@ class Contrastive(Method):
         comparisons = []
         for direction, (query, key, mean) in enumerate(zip(queries, keys, means, strict=True)):
             negatives = mean if self.queue is None else self.queue.keys
+            if self.positives == "repeated":
+                key = key.flatten(0, 1)[:, None]
             allowed = self.allowed(query, negatives, inputs, direction)
-            comparisons.append(Comparison(query, mine(key), negatives, allowed))
+            comparisons.append(Comparison(query, mine(key), negatives, allowed, *self.to_mix(query, inputs, direction)))
         return comparisons, torch.cat(means)
 
     def compare_views(self, views: Sequence[Tensor], inputs: Inputs) -> list[Comparison]:
@@ -170,14 +193,16 @@ class Contrastive(Method):
         ):
             negatives = torch.cat([other, own]) if self.both_views else other
             allowed = self.allowed(query, negatives, inputs, direction)
-            comparisons.append(Comparison(query, key[:, None], negatives, allowed))
+            mixing = self.to_mix(query, inputs, direction)
+            comparisons.append(Comparison(query, key[:, None], negatives, allowed, *mixing))
         return comparisons
 
-    def encode(self, network: nn.Module, batches: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Each batch through the network: one by one, or together where the norms keep their groups apart."""
+    def encode(self, network: nn.Module, batches: Sequence[Tensor], chunks: int = 1) -> Sequence[Tensor]:
+        """Each batch through the network: one by one, or together where the norms keep their groups apart; or in
+        chunks, to hold less at once."""
         if self.together and len(batches) > 1:
             return network(torch.cat(list(batches))).chunk(len(batches))
-        return [network(batch) for batch in batches]
+        return [in_passes(network, batch.chunk(chunks)) for batch in batches]
 
     def encode_keys(self, answered: Sequence[Sequence[Tensor]], order: Tensor | None) -> list[Tensor]:
         """For each direction (N, M, D): the keys of the whole batch over all ranks. answered: for each direction M
@@ -188,10 +213,10 @@ class Contrastive(Method):
         assert self.slow is not None
         batches = [views[0] if len(views) == 1 else torch.stack(list(views), 1).flatten(0, 1) for views in answered]
         if order is None:
-            keys = [gather(part) for part in self.encode(self.slow, batches)]
+            keys = [gather(part) for part in self.encode(self.slow, batches, self.key_chunks)]
         else:
             permuted = [gather(batch)[mine(places)] for batch, places in zip(batches, order, strict=True)]
-            encoded = [gather(part) for part in self.encode(self.slow, permuted)]
+            encoded = [gather(part) for part in self.encode(self.slow, permuted, self.key_chunks)]
             keys = [part[torch.argsort(places)] for part, places in zip(encoded, order, strict=True)]
         return [part.unflatten(0, (-1, self.keys)) for part in keys]
 
@@ -203,69 +228,48 @@ class Contrastive(Method):
         return nn.functional.normalize(mean, dim=1) if self.normalise_mean else mean
 
     def allowed(self, query: Tensor, negatives: Tensor, inputs: Inputs, direction: int) -> Tensor | None:
-        """(n, K): which negatives count for each of this rank's queries. Of the batch never the image's own; and of
-        those left only the drawn ones."""
-        n, candidates = len(query), len(negatives)
-        rows = rank() * n + torch.arange(n, device=query.device)
+        """(n, K): which negatives count for each of this rank's queries. Of the batch never the image's own; with the
+        oracle none of its class; and of those left only the drawn ones."""
+        candidates, rows = len(negatives), rows_of(query)
         allowed, at_hand = None, candidates
         if self.queue is None:
             views = 2 if self.both_views else 1
             allowed = torch.arange(candidates, device=query.device) % (candidates // views) != rows[:, None]
             at_hand -= views
+        if self.labels:
+            others = self.labels_of_negatives(inputs, candidates) != inputs["labels"][:, None]
+            allowed = others if allowed is None else allowed & others
         if self.drawn is None or self.drawn >= at_hand:
             return allowed
-        lot = inputs["lot"][direction]
-        if self.shared_draw:  # as drawn: a query whose own key is among them meets one fewer
-            drawn = _lowest(lots(lot, torch.zeros_like(rows[:1]), candidates), self.drawn)
-            return drawn.expand(n, -1) if allowed is None else drawn & allowed
-        tickets = lots(lot, rows, candidates)
-        return _lowest(tickets if allowed is None else tickets.masked_fill(~allowed, 2**62), self.drawn)
+        return drawn(inputs["lot"][direction], rows, self.drawn, candidates, allowed, self.shared_draw)
+
+    def labels_of_negatives(self, inputs: Inputs, candidates: int) -> Tensor:
+        """(K,): the classes of the negatives, in the queue or in the batch over all ranks."""
+        if self.queue is not None:
+            return self.queue.labels
+        labels = gather(inputs["labels"])
+        return labels.repeat(candidates // len(labels))
+
+    def labels_of(self, inputs: Inputs) -> dict[str, Tensor]:
+        """The classes that enter the queue with the keys."""
+        if not self.labels or self.queue is None:
+            return {}
+        return {"labels": gather(inputs["labels"]).repeat(2 if self.symmetric else 1)}
+
+    def to_mix(self, query: Tensor, inputs: Inputs, direction: int) -> tuple[Tensor, Tensor | None]:
+        return rows_of(query), inputs["mixing"][direction] if "mixing" in inputs else None
 
     def finish(self, step: Step) -> None:
         """The keys enter the queue. (The backward pass has read it by now: no copy needed.)"""
         if self.queue is not None:
-            self.queue.push(step.keep["keys"])
+            self.queue.push(step.keep["keys"], step.keep.get("labels"))
 
-    @torch.no_grad()
-    def health(self, few: Comparison, inputs: Inputs) -> dict[str, Tensor]:
-        """Label-free signs of health on a few queries; scores in float32, as in the loss.
-
-        log_k: log(1 + K), with EqCo log(1 + alpha): the loss of an encoder that cannot tell keys from negatives.
-        mutual_information_bound: log(1 + alpha) - L (EqCo Fig. 1), a bound only for one key and real negatives that
-        do not depend on the query: so it is taken from these also where the loss has more. gradient_norm and its
-        deviation over queries: |dL/dq| (EqCo Fig. 2), beside the bound of its Theorem 2.
-        """
-        tau = self.temperature
-        with torch.autocast(few.query.device.type, enabled=False):
-            positive = (few.query * few.keys[:, 0]).sum(dim=1)
-            scores = few.query @ few.negatives.float().T
-            if few.allowed is None:
-                count, mean = torch.full_like(positive, scores.shape[1]), scores.mean()
-            else:
-                count = few.allowed.sum(dim=1).to(scores.dtype).clamp(min=1)
-                mean = (scores * few.allowed).sum() / count.sum()
-                scores = scores.masked_fill(~few.allowed, NOTHING)
-            lse = torch.logsumexp(scores / tau, dim=1)
-            alpha = count if self.alpha is None else torch.full_like(count, self.alpha)
-            against = lse + torch.log(alpha / count)
-            plain_loss = torch.logaddexp(positive / tau, against) - positive / tau
-            with torch.enable_grad():
-                query = few.query.requires_grad_()
-                (gradient,) = torch.autograd.grad(len(query) * self.loss(replace(few, query=query), inputs), query)
-            norms = gradient.norm(dim=1)
-        signs = {
-            "positive_similarity": positive.mean(),
-            "negative_similarity": mean,
-            "contrastive_accuracy": (positive > scores.amax(dim=1)).float().mean(),
-            "log_k": torch.log1p(alpha).mean(),
-            "mutual_information_bound": (torch.log1p(alpha) - plain_loss).mean(),
-            "gradient_norm": norms.mean(),
-            "gradient_norm_deviation": norms.std(correction=0),
-            "gradient_norm_bound": (2 / tau) * torch.sigmoid(against - positive / tau).mean(),
-        }
+    def health(self, comparison: Comparison, inputs: Inputs, mixed: Synthetic | None = None) -> dict[str, Tensor]:
+        signs = signs_of_health(
+            comparison.first(HEALTH_QUERIES),
+            lambda few: self.loss(few, inputs),
+            mixed,
+            temperature=self.temperature,
+            alpha=self.alpha,
+        )
         return signs if self.queue is None else signs | {"queue_fill": self.queue.fill}
-
-
-def _lowest(tickets: Tensor, count: int) -> Tensor:
-    """True at the `count` lowest tickets of each row."""
-    return tickets <= tickets.kthvalue(count, dim=1, keepdim=True).values

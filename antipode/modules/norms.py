@@ -9,7 +9,7 @@ number of ranks only where.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import TypeGuard
@@ -141,6 +141,32 @@ def part_batch_norms(module: nn.Module, groups: int, batches: int = 1) -> None:
         replace_batch_norms(module, SynchronisedBatchNorm)
     elif groups * batches > ranks:
         replace_batch_norms(module, partial(GroupedBatchNorm, groups * batches // ranks))
+
+
+def split_groups(module: nn.Module, passes: int) -> None:
+    """Make the grouped norms inside ready for a batch that comes in so many passes of whole groups, in place."""
+    for norm in module.modules():
+        if isinstance(norm, GroupedBatchNorm):
+            if norm.groups % passes:
+                raise UsageError(f"key_chunks: given {passes}; it must divide the {norm.groups} groups of the norms.")
+            norm.groups //= passes
+
+
+def in_passes(network: nn.Module, parts: Sequence[Tensor]) -> Tensor:
+    """The outputs of a batch that comes in parts. Running statistics move towards the mean of the parts', as if all had
+    come at once."""
+    if len(parts) == 1:
+        return network(parts[0])
+    running = [buffer for name, buffer in network.named_buffers() if name.endswith(("running_mean", "running_var"))]
+    before, total = [buffer.clone() for buffer in running], [torch.zeros_like(buffer) for buffer in running]
+    outputs = []
+    for part in parts:
+        outputs.append(network(part))
+        torch._foreach_add_(total, running)
+        torch._foreach_copy_(running, before)
+    torch._foreach_div_(total, len(parts))
+    torch._foreach_copy_(running, total)
+    return torch.cat(outputs)
 
 
 def replace_batch_norms(module: nn.Module, make: Callable[..., nn.Module]) -> None:

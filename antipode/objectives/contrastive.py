@@ -118,15 +118,18 @@ def info_nce(
     variance_weight: float | Tensor = 0.0,
     extra_scores: Tensor | None = None,
     mask: Tensor | None = None,
+    each: bool = False,
     reduction: str = "mean",
     fused: bool | None = None,
 ) -> Tensor:
     """The contrastive loss of N queries; a scalar, or (N,) with reduction="none".
 
     query (N, D); keys (N, D), or (N, M, D) for M positives each; negatives (K, D) shared or (N, K, D).
-    mask (N, K) is true where a negative counts. extra_scores (N, S) are further negatives given by their
-    scores, already divided by the temperature. alpha=None is plain InfoNCE; otherwise the factor is alpha over
-    the number of negatives of that query, extra scores included. variance_weight is JCL's lambda.
+    mask (N, K) is true where a negative counts. extra_scores (N, S) are further negatives given by their scores,
+    already divided by the temperature, NOTHING where there is none. alpha=None is plain InfoNCE; otherwise the factor
+    is alpha over the number of negatives of that query, extra scores included. variance_weight is JCL's lambda. With
+    `each` every key has a term of its own, and the loss is their mean: JCL's vanilla form, of which variance_weight is
+    no part.
 
     Nothing is normalised here: pass unit vectors where the method wants cosines. Scores are float32 (float64
     for float64 inputs) whatever the autocast type.
@@ -147,12 +150,13 @@ def info_nce(
         query, keys = query.to(dtype), keys.to(dtype)
         positive = scores(query, keys if keys.dim() == 3 else keys[:, None], temperature)  # (N, M)
         if extra_scores is not None:
-            against = against + negatives_of_scores(extra_scores.to(dtype))
-        loss = contrastive_loss(
-            positive.mean(dim=1),
-            positive.var(dim=1, correction=0),
-            against,
-            alpha=alpha,
-            variance_weight=variance_weight,
-        )
+            extra_scores = extra_scores.to(dtype)
+            against = against + negatives_of_scores(extra_scores, extra_scores > NOTHING)
+        if each:
+            alone = positive.T  # (M, N)
+            terms = contrastive_loss(alone, torch.zeros_like(alone), against, alpha=alpha, variance_weight=0.0)
+            loss = terms.mean(dim=0)
+        else:
+            mean, variance = positive.mean(dim=1), positive.var(dim=1, correction=0)
+            loss = contrastive_loss(mean, variance, against, alpha=alpha, variance_weight=variance_weight)
     return loss if reduction == "none" else loss.mean()

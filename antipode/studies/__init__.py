@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from antipode.studies.eqco import STUDIES as EQCO
+from antipode.studies import eqco, eqco_cifar10, eqco_imagenet
 from antipode.studies.study import Study, check_word
 
-STUDIES: dict[str, Study] = {study.id: study for study in (*EQCO,)}
+STUDIES: dict[str, Study] = {study.id: study for study in (eqco.TABLE_5, eqco_cifar10.CIFAR10, *eqco_imagenet.STUDIES)}
 
 
 def find(id: str) -> Study:

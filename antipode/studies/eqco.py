@@ -1,11 +1,10 @@
-"""EqCo: Equivalent Rules for Self-supervised Contrastive Learning (Zhu et al., arXiv 2010.01929), as studies."""
+"""EqCo's toy study, Table 5 (Zhu et al., arXiv 2010.01929): how much mutual information a contrastive loss sees."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
 from antipode.studies.gaussian_pairs import GaussianPairs
-from antipode.studies.pretraining import Pretraining
 from antipode.studies.study import Cell, Claim, Study, Table
 
 PAPER = "EqCo, Zhu et al., arXiv 2010.01929"
@@ -76,52 +75,3 @@ TABLE_5 = Study(
         Claim("at K = 512 both are equal to within 0.05", equal_at_512),
     ),
 )
-
-
-# Tables 1 and 4: MoCo v2 on ImageNet, ResNet-50, 200 epochs, judged by a linear classifier.
-MOCO_V2 = Pretraining(
-    base={"method": "moco-v2", "data": "imagenet", "epochs": 200, "base_lr": 0.03},
-    protocol={"protocol": "linear", "row": "moco", "augment": True},
-    read="top1",
-)
-
-
-def unchanged_by_n(table: Table) -> tuple[bool, str]:
-    values = [value for _, value in table]
-    return max(values) - min(values) <= 0.5, f"they lie between {min(values):.1f} and {max(values):.1f}"
-
-
-def larger_queue_no_worse(table: Table) -> tuple[bool, str]:
-    (small,), (large,) = table.row(k=256), table.row(k=65536)
-    return large >= small, f"{small:.1f} at K = 256, {large:.1f} at K = 65536"
-
-
-TABLE_1 = Study(
-    id="eqco/table-1",
-    title="MoCo v2 with more queries in a batch, the learning rate scaled with them",
-    paper=PAPER,
-    needs="ImageNet and GPUs: 3 runs of 200 epochs, ResNet-50",
-    quantity="ImageNet top-1 of a linear classifier, %",
-    columns="n",
-    runner=MOCO_V2,
-    cells=tuple(Cell({"n": n}, paper, {"batch_size": n}) for n, paper in ((256, 67.5), (512, 67.5), (1024, 67.4))),
-    claims=(Claim("the accuracies lie within 0.5 of each other", unchanged_by_n),),
-)
-
-TABLE_4 = Study(
-    id="eqco/table-4",
-    title="MoCo v2 with different K",
-    paper=PAPER,
-    needs="ImageNet and GPUs: 5 runs of 200 epochs, ResNet-50",
-    quantity="ImageNet top-1 of a linear classifier, %",
-    columns="k",
-    runner=MOCO_V2,
-    cells=tuple(
-        Cell({"k": k}, paper, {"queue_size": k})
-        for k, paper in ((256, 67.0), (1024, 67.1), (4096, 67.6), (16384, 67.3), (65536, 67.5))
-    ),
-    # The paper's text says that accuracy "descends"; its numbers rise.
-    claims=(Claim("K = 65536 is no worse than K = 256", larger_queue_no_worse),),
-)
-
-STUDIES = (TABLE_1, TABLE_4, TABLE_5)

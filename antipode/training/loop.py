@@ -79,9 +79,8 @@ class Training:
         device: torch.device,
         precision: str,
         data: dict[str, Any],
-        record: bool = False,
     ) -> None:
-        """data: what tells the images from others, for a resume; record: replay the step as a CUDA graph."""
+        """data: what tells the images from others, for a resume."""
         self.data = data
         self.run = run
         self.config = config
@@ -97,8 +96,9 @@ class Training:
             forward=averaging_gradients(method),
         )
         self.take_step: TakeStep = self.plain_step
-        self.record = record
+        self.record = False  # replay the step as a CUDA graph
         self.recorded_phase: int | None = None
+        self.compiles = False  # the first step compiles, and says how long it took
         self.meter = Meter()
         self.step = 0  # steps done
         self.saved_at, self.saved_step = time.monotonic(), 0
@@ -169,7 +169,7 @@ class Training:
                 waited = time.perf_counter() - waiting_since
                 truth = None if labels is None else torch.from_numpy(labels[indices.numpy()])
                 views = make_views(canvas, "views", self.step, rank(), world())
-                step = self.update(views, truth)
+                step = self.first_step(views, truth, listener) if self.compiles else self.update(views, truth)
                 self.meter.add(step.health, len(canvas) * world(), waited)
                 listener.advance(self.step)
                 if self.step % self.config.log_every == 0 or self.epoch_is_over:
@@ -184,6 +184,14 @@ class Training:
         finally:
             if log is not None:
                 log.close()
+
+    def first_step(self, views: list[Tensor], labels: Tensor | None, listener: Listener) -> Step:
+        started = time.perf_counter()
+        step = self.update(views, labels)
+        float(step.loss)  # waits for the device
+        listener.say(f"compiled: the first step took {time.perf_counter() - started:.0f} s")
+        self.compiles = False
+        return step
 
     def update(self, views: list[Tensor], labels: Tensor | None = None) -> Step:
         """One step. The first of a kind may be recorded, to be replayed for all that follow it."""

@@ -16,7 +16,7 @@ from antipode.config.families import FIELDS_FREE_ON_RESUME, SupervisedConfig
 from antipode.config.resolve import Config, Layer, Resolved, normalisation, resolve
 from antipode.config.sizing import Facts
 from antipode.data.decode import BrokenImage, decode
-from antipode.data.images import Images
+from antipode.data.images import Images, refuse_multi_label
 from antipode.data.loader import Loader, channel_statistics
 from antipode.data.source import open_images
 from antipode.devices import pick_device, pick_precision
@@ -106,7 +106,7 @@ def prepare(run: Run, given: Layer, file: Layer | None, resume: bool, source: An
     if isinstance(source, str) and source == "custom":
         raise UsageError("data: this run was trained on data given from Python: give the same data again.")
     images = open_split(resolved.config, source, "train")
-    if isinstance(resolved.config, SupervisedConfig):
+    if resolved.config.needs_labels:
         images = labelled(images)
     device = pick_device(resolved.config.device)
     if not exists and resolved.config.recipe is None:
@@ -133,11 +133,10 @@ def settled(resolved: Resolved, found: dict[str, Any], origin: str) -> Resolved:
 
 
 def labelled(images: Images) -> Images:
-    """Those that have a label, for a method that learns from labels."""
+    """Those that have a label, for a method that needs them."""
     if images.labels is None:
-        raise UsageError(f"data: {images.name} has no labels, and a supervised method learns from them.")
-    if images.labels.ndim > 1:
-        raise UsageError(f"data: an image of {images.name} may have several labels; a supervised method takes one.")
+        raise UsageError(f"data: {images.name} has no labels, and this method needs them.")
+    refuse_multi_label(images, "data: this method")
     return images if (images.labels >= 0).all() else images.subset(np.flatnonzero(images.labels >= 0))
 
 

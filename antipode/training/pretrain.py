@@ -76,9 +76,8 @@ def train(prepared: Prepared, run: Run, backbone: nn.Module | None = None, views
             loader = prepared.loader(prepared.images, progress("reading images", len(prepared.images)))
         prepared.settle_statistics(loader)
         config = prepared.config
-        fast = choose_speed(prepared, custom=backbone is not None)
         training = Training(
-            run, config, method, prepared.plan, prepared.device, prepared.precision, prepared.fingerprint(), fast.record
+            run, config, method, prepared.plan, prepared.device, prepared.precision, prepared.fingerprint()
         )
         terminal = Terminal(prepared.plan.steps, config.epochs, quiet=rank() > 0)
         if run.checkpoints():
@@ -89,10 +88,14 @@ def train(prepared: Prepared, run: Run, backbone: nn.Module | None = None, views
                 return run
         if rank() == 0:
             run.create(prepared.resolved, resumes=prepared.resumes)
+        for note in config.notes:
+            terminal.say(note)
+        fast = choose_speed(prepared, prepared.plan.steps - training.step, custom=backbone is not None)
+        training.record, training.compiles = fast.record, fast.compile
         if fast.compile:
             for network in method.networks:
                 network.compile(dynamic=False)
-            terminal.say("compiling: the first step takes a minute or two")
+            terminal.say("compiling: the first step takes a minute or two, less where the cache knows it")
         make_views = make_views_of(config, method.views, views, compiled=fast.compile and loader.resident)
         with terminal, stop_on_signals() as should_stop:
             look = None if online is None else partial(online.measure, loader, method)
@@ -114,14 +117,14 @@ class Speed(NamedTuple):
     record: bool
 
 
-def choose_speed(prepared: Prepared, custom: bool) -> Speed:
-    """Compile where it pays back, record where it is safe: by default with networks that we know. What ranks say to
-    each other is not recorded."""
+def choose_speed(prepared: Prepared, steps: int, custom: bool) -> Speed:
+    """Compile where the steps to come pay it back, record where it is safe: by default with networks that we know.
+    What ranks say to each other is not recorded."""
     config, cuda = prepared.config, prepared.device.type == "cuda"
     known = cuda and not custom and config.backbone in BUILT_IN
     recordable = cuda and world() == 1 and prepared.precision != "fp16" and not config.needs_the_host
     return Speed(
-        compile=known and prepared.plan.steps >= STEPS_THAT_PAY if config.compile is None else config.compile,
+        compile=known and steps >= STEPS_THAT_PAY if config.compile is None else config.compile,
         record=recordable and (known if config.record is None else config.record),
     )
 
@@ -139,7 +142,7 @@ def build(prepared: Prepared, run: Run, backbone: nn.Module | None) -> Method:
 
 @contextmanager
 def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """SIGTERM, SIGUSR1 (a scheduler's warning) and Ctrl-C ask the loop to save and stop; a second Ctrl-C interrupts."""
+    """SIGTERM and Ctrl-C ask the loop to save and stop; a second Ctrl-C interrupts at once."""
     asked = False
 
     def ask(number: int, frame: Any) -> None:
@@ -149,7 +152,7 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
         asked = True
 
     try:
-        previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+        previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     except ValueError:  # not in the main thread: signals are somebody else's business
         previous = {}
     try:

@@ -1,0 +1,115 @@
+"""What a query is compared with, which of it counts, and what the comparison says of the health of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from antipode.distributed import rank
+from antipode.objectives.contrastive import NOTHING
+from antipode.objectives.mixing import Synthetic, highest_score, proxy_accuracy
+from antipode.randomness import lots
+
+# Health is measured on so many queries of the batch: enough for a mean, and nearly free beside a large queue.
+HEALTH_QUERIES = 64
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a query is compared with. query: (n, D); keys: (n, M, D); negatives: (K, D), shared; allowed: (n, K) is
+    true where a negative counts for a query, None where all do; rows: (n,), the queries' numbers in the whole batch;
+    lot: decides what is mixed for them, None where nothing is."""
+
+    query: Tensor
+    keys: Tensor
+    negatives: Tensor
+    allowed: Tensor | None
+    rows: Tensor | None = None
+    lot: Tensor | None = None
+
+    def first(self, count: int) -> Comparison:
+        """Of the first queries alone, without gradient."""
+        allowed = None if self.allowed is None else self.allowed[:count]
+        query, keys = self.query[:count].detach(), self.keys[:count].detach()
+        rows = None if self.rows is None else self.rows[:count]
+        return Comparison(query, keys, self.negatives.detach(), allowed, rows, self.lot)
+
+
+def rows_of(query: Tensor) -> Tensor:
+    """(n,): the numbers of this rank's queries in the whole batch."""
+    return rank() * len(query) + torch.arange(len(query), device=query.device)
+
+
+def drawn(lot: Tensor, rows: Tensor, count: int, candidates: int, allowed: Tensor | None, shared: bool) -> Tensor:
+    """(n, candidates): true at `count` of each row's allowed candidates, drawn for each row, or shared once for all:
+    then a row that may not have one of them has one fewer."""
+    if shared:
+        chosen = _lowest(lots(lot, torch.zeros_like(rows[:1]), candidates), count)
+        return chosen.expand(len(rows), -1) if allowed is None else chosen & allowed
+    tickets = lots(lot, rows, candidates)
+    if allowed is None:
+        return _lowest(tickets, count)
+    return _lowest(tickets.masked_fill(~allowed, 2**62), count) & allowed
+
+
+def _lowest(tickets: Tensor, count: int) -> Tensor:
+    """True at the `count` lowest tickets of each row."""
+    return tickets <= tickets.kthvalue(count, dim=1, keepdim=True).values
+
+
+@torch.no_grad()
+def signs_of_health(
+    few: Comparison,
+    loss: Callable[[Comparison], Tensor],
+    mixed: Synthetic | None = None,
+    *,
+    temperature: float,
+    alpha: float | None,
+) -> dict[str, Tensor]:
+    """Label-free signs of health on a few queries; scores in float32, as in the loss. loss: the mean over queries.
+
+    log_k: log(1 + K), with EqCo log(1 + alpha): the loss of an encoder that cannot tell keys from negatives.
+    mutual_information_bound: log(1 + alpha) - L (EqCo Fig. 1), a bound only for one key and real negatives that
+    do not depend on the query: so it is taken from these also where the loss has more. gradient_norm and its
+    deviation over queries: |dL/dq| of the loss on real negatives (EqCo Fig. 2), beside the bound of its Theorem 2.
+    While negatives are mixed: the highest scores of the real ones and of both kinds of synthetic ones, and the
+    accuracy among all (MoCHi 4.3).
+    """
+    tau = temperature
+    with torch.autocast(few.query.device.type, enabled=False):
+        positive = (few.query * few.keys[:, 0]).sum(dim=1)
+        scores = few.query @ few.negatives.float().T
+        if few.allowed is None:
+            count, mean = torch.full_like(positive, scores.shape[1]), scores.mean()
+        else:
+            count = few.allowed.sum(dim=1).to(scores.dtype).clamp(min=1)
+            mean = (scores * few.allowed).sum() / count.sum()
+            scores = scores.masked_fill(~few.allowed, NOTHING)
+        lse = torch.logsumexp(scores / tau, dim=1)
+        weight = count if alpha is None else torch.full_like(count, alpha)
+        against = lse + torch.log(weight / count)
+        plain_loss = torch.logaddexp(positive / tau, against) - positive / tau
+        with torch.enable_grad():
+            query = few.query.requires_grad_()
+            (gradient,) = torch.autograd.grad(len(query) * loss(replace(few, query=query)), query)
+        norms = gradient.norm(dim=1)
+    signs = {
+        "positive_similarity": positive.mean(),
+        "negative_similarity": mean,
+        "contrastive_accuracy": (positive > scores.amax(dim=1)).float().mean(),
+        "log_k": torch.log1p(weight).mean(),
+        "mutual_information_bound": (torch.log1p(weight) - plain_loss).mean(),
+        "gradient_norm": norms.mean(),
+        "gradient_norm_deviation": norms.std(correction=0),
+        "gradient_norm_bound": (2 / tau) * torch.sigmoid(against - positive / tau).mean(),
+    }
+    if mixed is not None:
+        kinds = {"pair": mixed.pairs[: len(positive)], "with_query": mixed.with_query[: len(positive)]}
+        kinds = {kind: found for kind, found in kinds.items() if found.shape[1]}
+        signs |= {f"highest_{kind}": highest_score(found) for kind, found in kinds.items()}
+        signs["highest_negative"] = highest_score(scores / tau)
+        signs["accuracy_among_synthetic"] = proxy_accuracy(positive / tau, scores / tau, *kinds.values())
+    return signs

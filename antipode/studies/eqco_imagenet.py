@@ -1,0 +1,200 @@
+"""EqCo's tables and figures on ImageNet (Zhu et al., arXiv 2010.01929): a linear classifier on ResNet-50, 200 epochs.
+
+The figures come without their values: they have a grid and claims, and only the numbers that the text gives.
+"""
+
+from __future__ import annotations
+
+from antipode.studies.eqco import PAPER
+from antipode.studies.pretraining import Pretraining
+from antipode.studies.study import Cell, Claim, Study, Table
+
+LINEAR = {"protocol": "linear", "row": "moco", "augment": True}
+QUANTITY = "ImageNet top-1 of a linear classifier, %"
+
+
+def judged(method: str, **fields: object) -> Pretraining:
+    base = {"method": method, "data": "imagenet", "epochs": 200, "base_lr": 0.03, **fields}
+    return Pretraining(base=base, protocol=LINEAR, read="top1")
+
+
+def needs(runs: int, epochs: int = 200) -> str:
+    return f"ImageNet and GPUs: {runs} runs of {epochs} epochs, ResNet-50"
+
+
+def span(table: Table) -> tuple[float, str]:
+    values = [value for _, value in table]
+    return max(values) - min(values), f"they lie between {min(values):.1f} and {max(values):.1f}"
+
+
+def last_no_worse(table: Table) -> tuple[bool, str]:
+    """Of a row of cells, the last against the first."""
+    cells = list(table)
+    (first, low), (last, high) = cells[0], cells[-1]
+    return high >= low, f"{low:.1f} at {first.label}, {high:.1f} at {last.label}"
+
+
+def within_half(table: Table) -> tuple[bool, str]:
+    width, evidence = span(table)
+    return width <= 0.5, evidence
+
+
+TABLE_1 = Study(
+    id="eqco/table-1",
+    title="MoCo v2 with more queries in a batch, the learning rate scaled with them",
+    paper=PAPER,
+    needs=needs(3),
+    quantity=QUANTITY,
+    columns="n",
+    runner=judged("moco-v2"),
+    cells=tuple(Cell({"n": n}, paper, {"batch_size": n}) for n, paper in ((256, 67.5), (512, 67.5), (1024, 67.4))),
+    claims=(Claim("the accuracies lie within 0.5 of each other", within_half),),
+)
+
+SIMO_ROWS = (  # epochs, K, alpha, top-1
+    (200, 16, 256, 68.1),
+    (200, 256, 256, 68.0),
+    (200, 256, 65536, 68.5),
+    (800, 256, 256, 71.8),
+    (800, 256, 65536, 72.1),
+)
+
+
+def sixteen_negatives_are_enough(table: Table) -> tuple[bool, str]:
+    (simo,), (moco,) = table.row(method="SiMo", epochs=200, k=16), table.row(method="MoCo v2", epochs=200)
+    return simo >= moco, f"SiMo with 16 negatives {simo:.1f}, MoCo v2 {moco:.1f}"
+
+
+TABLE_2 = Study(
+    id="eqco/table-2",
+    title="SiMo beside MoCo v2 (the rows of other methods are not ours to run)",
+    paper=PAPER,
+    needs="ImageNet and GPUs: 4 runs of 200 and 3 of 800 epochs, ResNet-50",
+    quantity=QUANTITY,
+    columns="epochs",
+    runner=judged("simo"),
+    cells=(
+        *(
+            Cell({"method": "MoCo v2", "epochs": epochs}, paper, {"method": "moco-v2", "epochs": epochs})
+            for epochs, paper in ((200, 67.5), (800, 71.1))
+        ),
+        *(
+            Cell(
+                {"method": "SiMo", "k": k, "alpha": alpha, "epochs": epochs},
+                paper,
+                {"negatives": k, "alpha": alpha, "epochs": epochs},
+            )
+            for epochs, k, alpha, paper in SIMO_ROWS
+        ),
+    ),
+    claims=(Claim("SiMo with 16 negatives is no worse than MoCo v2", sixteen_negatives_are_enough),),
+)
+
+TABLE_3 = Study(
+    id="eqco/table-3",
+    title="SiMo with different alpha",
+    paper=PAPER,
+    needs=needs(5),
+    quantity=QUANTITY,
+    columns="alpha",
+    runner=judged("simo"),
+    cells=tuple(
+        Cell({"alpha": alpha}, paper)
+        for alpha, paper in ((256, 68.0), (1024, 68.1), (4096, 68.1), (16384, 68.4), (65536, 68.5))
+    ),
+    claims=(Claim("a larger alpha is no worse", last_no_worse),),
+)
+
+TABLE_4 = Study(
+    id="eqco/table-4",
+    title="MoCo v2 with different K",
+    paper=PAPER,
+    needs=needs(5),
+    quantity=QUANTITY,
+    columns="k",
+    runner=judged("moco-v2"),
+    cells=tuple(
+        Cell({"k": k}, paper, {"queue_size": k})
+        for k, paper in ((256, 67.0), (1024, 67.1), (4096, 67.6), (16384, 67.3), (65536, 67.5))
+    ),
+    # The paper's text says that accuracy "descends"; its numbers rise.
+    claims=(Claim("K = 65536 is no worse than K = 256", last_no_worse),),
+)
+
+TABLE_6 = Study(
+    id="eqco/table-6",
+    title="SiMo with and without a slow copy",
+    paper=PAPER,
+    needs=needs(2, 100),
+    quantity=QUANTITY,
+    columns="momentum",
+    runner=judged("simo", epochs=100),
+    cells=tuple(Cell({"momentum": m}, paper, {"key_momentum": m}) for m, paper in ((0.0, 62.1), (0.999, 64.4))),
+    claims=(Claim("the slow copy is better", last_no_worse),),
+)
+
+TABLE_7 = Study(
+    id="eqco/table-7",
+    title="SiMo with shuffled and with synchronised batch norm",
+    paper=PAPER,
+    needs=needs(2, 100),
+    quantity=QUANTITY,
+    columns="norm",
+    runner=judged("simo", epochs=100),
+    cells=(
+        Cell({"norm": "shuffled"}, 58.8, {"bn_groups": 8}),
+        Cell({"norm": "synchronised"}, 64.4, {"bn_groups": 1}),
+    ),
+    claims=(Claim("synchronised batch norm is better", last_no_worse),),
+)
+
+# EqCo trains SimCLR as MoCo, on batches that its cards hold.
+SGD = {"optimizer": "sgd", "batch_size": 256, "weight_decay": 1e-4}
+KS = (16, 64, 256, 1024, 4096, 16384, 65536)
+
+
+def steady_with_eqco(table: Table) -> tuple[bool, str]:
+    width, evidence = span(table.part(eqco=True))
+    return width <= 1.0, f"with EqCo {evidence}"
+
+
+def falls_without(table: Table) -> tuple[bool, str]:
+    plain = table.row(eqco=False)
+    return plain[0] < max(plain) - 1.0, f"without EqCo {plain[0]:.1f} at the smallest K, {max(plain):.1f} at best"
+
+
+EQCO_CLAIMS = (
+    Claim("with EqCo the accuracies lie within 1 point over K", steady_with_eqco),
+    Claim("without it the smallest K loses more than 1 point", falls_without),
+)
+
+
+def figure(number: str, method: str, ks: tuple[int, ...], alpha: int, **fields: object) -> Study:
+    return Study(
+        id=f"eqco/figure-{number}",
+        title=f"{method} with and without EqCo (alpha {alpha}) over the number of negatives",
+        paper=PAPER,
+        needs=needs(2 * len(ks)),
+        quantity=QUANTITY,
+        columns="k",
+        runner=judged(method, **fields),
+        cells=tuple(
+            Cell({"eqco": eqco, "k": k}, None, {"negatives": k, "alpha": alpha if eqco else None})
+            for eqco in (False, True)
+            for k in ks
+        ),
+        claims=EQCO_CLAIMS,
+    )
+
+
+STUDIES = (
+    TABLE_1,
+    TABLE_2,
+    TABLE_3,
+    TABLE_4,
+    TABLE_6,
+    TABLE_7,
+    figure("3a", "moco-v2", KS, 65536),
+    figure("3b", "simclr", (16, 64, 256), 256, both_views=False, **SGD),
+    figure("4", "simo", (4, 16, 64, 256), 256),
+)

@@ -1,0 +1,285 @@
+"""SimCLR, SiMo, EqCo and JCL as points of the contrastive family: each against the method written out by hand."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from antipode.errors import UsageError
+from antipode.methods.comparison import Comparison
+from antipode.methods.contrastive import Contrastive
+from antipode.methods.method import Encoder, Moment
+from antipode.modules.norms import part_batch_norms
+from antipode.modules.queue import KeyQueue
+from antipode.objectives import info_nce
+from antipode.objectives.mixing import Mixing
+from antipode.randomness import lots
+
+N, D = 8, 6
+
+
+def encoder(seed=0):
+    torch.manual_seed(seed)
+    backbone = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return Encoder(backbone, nn.Linear(5, D))
+
+
+def method(queue_size=None, groups=1, **options):
+    network = encoder()
+    part_batch_norms(network, groups)
+    queue = None if queue_size is None else KeyQueue(queue_size, D, generator=torch.Generator().manual_seed(1))
+    settings = {"temperature": 0.2, "key_momentum": 0.9, "bn_groups": groups}
+    return Contrastive(network, queue=queue, **(settings | options))
+
+
+def images(count, seed=2):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(N, 3, 6, 6, generator=generator) for _ in range(count)]
+
+
+def inputs(of, epoch=0, epochs=10, seed=0):
+    return of.inputs(N, Moment(epoch, epochs, epoch, epochs), torch.Generator().manual_seed(seed))
+
+
+def gradients(of, loss):
+    return torch.autograd.grad(loss, list(of.online.parameters()))
+
+
+def assert_all_close(ours, theirs):
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)  # float32
+
+
+def test_simclr_is_cross_entropy_among_all_other_views():
+    simclr = method(key_momentum=None, both_views=True)
+    views = images(2)
+    by_hand = encoder()
+    z = by_hand(torch.cat(views))
+    scores = (z @ z.T / 0.2).masked_fill(torch.eye(2 * N, dtype=torch.bool), -math.inf)
+    partner = torch.arange(2 * N).roll(N)
+    expected = F.cross_entropy(scores, partner)
+    step = simclr(views)
+    torch.testing.assert_close(step.loss / 2, expected)  # the two directions add
+    assert_all_close(gradients(simclr, step.loss / 2), torch.autograd.grad(expected, list(by_hand.parameters())))
+
+
+def test_simclr_with_the_other_view_alone_has_n_minus_one_negatives():
+    simclr = method(key_momentum=None)
+    first, second = encoder()(torch.cat(views := images(2))).chunk(2)
+    scores = first @ second.T / 0.2
+    expected = F.cross_entropy(scores, torch.arange(N)) + F.cross_entropy(scores.T, torch.arange(N))
+    torch.testing.assert_close(simclr(views).loss, expected)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_simo_takes_its_negatives_from_the_slow_keys_of_the_batch(momentum):
+    simo, views = method(key_momentum=momentum, alpha=50.0), images(2)
+    with torch.no_grad():
+        for parameter in simo.online.parameters():
+            parameter.mul_(1.1)  # the slow copy is now behind
+    online, slow = copy.deepcopy(simo.online), copy.deepcopy(simo.slow)
+    with torch.no_grad():
+        for old, new in zip(slow.parameters(), online.parameters(), strict=True):
+            old.copy_(momentum * old + (1 - momentum) * new)
+    scores = online(views[0]) @ slow(views[1]).detach().T / 0.2
+    positive, others = scores.diag(), scores.masked_fill(torch.eye(N, dtype=torch.bool), -math.inf)
+    expected = (torch.logaddexp(positive, others.logsumexp(1) + math.log(50 / (N - 1))) - positive).mean()
+    step = simo(views)
+    torch.testing.assert_close(step.loss, expected)
+    assert_all_close(gradients(simo, step.loss), torch.autograd.grad(expected, list(online.parameters())))
+
+
+@pytest.mark.parametrize("source", ["queue", "batch"])
+def test_each_query_meets_as_many_drawn_negatives_as_asked_for(source):
+    of = method(40 if source == "queue" else None, negatives=5)
+    query, negatives = torch.randn(N, D), torch.randn(40 if source == "queue" else N, D)
+    allowed = of.allowed(query, negatives, inputs(of), 0)
+    assert allowed.sum(1).tolist() == [5] * N
+    assert len({tuple(row.tolist()) for row in allowed}) > 1  # of its own
+    if source == "batch":
+        assert not allowed.diagonal().any()
+    other = of.allowed(query, negatives, inputs(of, seed=1), 0)
+    assert not torch.equal(allowed, other)
+    assert torch.equal(allowed, of.allowed(query, negatives, inputs(of), 0))
+
+
+def test_a_shared_draw_is_one_for_all_queries_and_never_the_own_key():
+    of = method(negatives=5, shared_draw=True)
+    allowed = of.allowed(torch.randn(N, D), torch.randn(N, D), inputs(of), 0)
+    assert not allowed.diagonal().any()
+    columns = allowed.any(0)
+    assert columns.sum() == 5
+    assert allowed.sum(1).tolist() == [4 if columns[n] else 5 for n in range(N)]
+
+
+def test_more_negatives_than_there_are_means_all():
+    assert method(40, negatives=64).allowed(torch.randn(N, D), torch.randn(40, D), {}, 0) is None
+    of = method(negatives=N)
+    assert of.allowed(torch.randn(N, D), torch.randn(N, D), inputs(of), 0).sum() == N * (N - 1)
+
+
+def test_the_factor_is_alpha_over_the_negatives_that_a_query_really_meets():
+    of, views = method(alpha=30.0, negatives=3, key_momentum=0.0), images(2)
+    given = inputs(of)
+    step = of(views, given)
+    query, keys = encoder()(views[0]), encoder()(views[1])
+    allowed = of.allowed(query, keys, given, 0)
+    losses = []
+    for n in range(N):
+        negatives = keys[allowed[n]]
+        losses.append(info_nce(query[n : n + 1], keys[n : n + 1], negatives, temperature=0.2, alpha=30.0))
+        assert len(negatives) == 3
+    torch.testing.assert_close(step.loss, torch.stack(losses).mean())
+
+
+def test_lots_are_uniform_and_the_same_for_rows_apart():
+    """A draw by the lowest lots is fair only if they are; ranks must agree on the rows they have."""
+    lot = torch.tensor(12345)
+    whole = lots(lot, torch.arange(200), 500)
+    assert torch.equal(lots(lot, torch.arange(100, 200), 500), whole[100:])
+    assert whole.min() >= 0 and whole.max() < 2**62 and whole.unique().numel() == whole.numel()
+    share = whole.double() / 2**62
+    # 100,000 uniform numbers: the mean is within 5 deviations of 1/2, and so are the correlations with neighbours of 0
+    assert abs(share.mean() - 0.5) < 5 / math.sqrt(12 * share.numel())
+    for shifted in (share.roll(1, 0), share.roll(1, 1)):
+        assert abs(((share - 0.5) * (shifted - 0.5)).mean() * 12) < 5 / math.sqrt(share.numel())
+
+
+def test_jcl_with_one_key_is_moco():
+    moco, jcl = method(20), method(20, keys=1, variance_weight=4.0)
+    views = images(2)
+    one, other = moco(views), jcl(views, inputs(jcl, epoch=9))
+    assert torch.equal(one.loss, other.loss) and torch.equal(one.keep["keys"], other.keep["keys"])
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+def test_jcl_is_the_closed_form_with_explicit_covariances_and_enqueues_the_mean(normalise):
+    jcl = method(20, keys=3, variance_weight=4.0, normalise_mean=normalise, key_momentum=0.0)
+    views = images(4)
+    online = encoder()
+    query = online(views[0]).double()
+    # all keys are encoded in one batch, image by image
+    keys = encoder()(torch.stack(views[1:], 1).flatten(0, 1)).detach().double().unflatten(0, (N, 3))
+    mean = keys.mean(1)
+    centred = keys - mean[:, None]
+    covariance = torch.einsum("nmd,nme->nde", centred, centred) / 3
+    positive = (query * mean).sum(1) / 0.2
+    variance = torch.einsum("nd,nde,ne->n", query, covariance, query) / 0.2**2
+    against = (query @ jcl.queue.keys.double().T / 0.2).logsumexp(1)
+    expected = (torch.logaddexp(positive + 2.0 * variance, against) - positive).mean()
+    step = jcl(views, inputs(jcl))
+    assert step.loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    found, wanted = gradients(jcl, step.loss), torch.autograd.grad(expected, list(online.parameters()))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+    entering = F.normalize(mean, dim=1) if normalise else mean
+    torch.testing.assert_close(step.keep["keys"], entering.float(), rtol=1e-5, atol=1e-6)
+
+
+def test_lambda_grows_to_its_full_value_over_the_run():
+    jcl = method(20, keys=2, variance_weight=4.0, ramp=True)
+    assert [inputs(jcl, epoch=e)["variance_weight"].item() for e in (0, 4, 9)] == pytest.approx([0.4, 2.0, 4.0])
+    assert inputs(method(20, keys=2, variance_weight=4.0))["variance_weight"] == 4.0
+
+
+def test_vanilla_is_the_mean_of_moco_over_the_keys_in_both_its_forms():
+    views = images(4)
+    vanilla = method(20, keys=3, positives="each", key_momentum=0.0)
+    step = vanilla(views)
+    query, keys = vanilla.online(views[0]), step.keep["keys"]
+    with torch.no_grad():
+        keys = vanilla.encode_keys([views[1:]], None)[0]
+    terms = [info_nce(query, keys[:, m], vanilla.queue.keys, temperature=0.2) for m in range(3)]
+    torch.testing.assert_close(step.loss, torch.stack(terms).mean())
+    repeated = method(20, keys=3, positives="repeated", key_momentum=0.0)
+    torch.testing.assert_close(repeated(views).loss, step.loss)  # the batch norm of repeated images is the same
+
+
+def test_keys_in_chunks_of_whole_groups_are_keys_at_once():
+    views = images(5)
+    at_once, in_chunks = method(20, groups=4, keys=4), method(20, groups=4, keys=4, key_chunks=2)
+    given = inputs(at_once)
+    torch.testing.assert_close(at_once(views, given).keep["keys"], in_chunks(views, given).keep["keys"])
+    with pytest.raises(UsageError, match="key_chunks"):
+        method(20, groups=4, keys=4, key_chunks=3)
+    frozen, chunked = method(20, keys=4).eval(), method(20, keys=4, key_chunks=3).eval()
+    torch.testing.assert_close(frozen(views).loss, chunked(views).loss)
+
+
+def test_telemetry_is_the_papers():
+    """EqCo Fig. 1 and 2, for unit vectors given by hand: bound, gradient and Theorem 2's bound."""
+    of = method(20, alpha=70.0)
+    query, key = F.normalize(torch.randn(N, D), dim=1), F.normalize(torch.randn(N, D), dim=1)
+    negatives = of.queue.keys
+    health = of.health(Comparison(query, key[:, None], negatives, None), {})
+    q = query.double().requires_grad_()
+    loss = info_nce(q, key.double(), negatives.double(), temperature=0.2, alpha=70.0, reduction="none")
+    (gradient,) = torch.autograd.grad(loss.sum(), q)
+    norms = gradient.norm(dim=1)
+    assert health["mutual_information_bound"] == pytest.approx(math.log(71) - loss.mean().item(), rel=1e-5)
+    assert health["gradient_norm"] == pytest.approx(norms.mean().item(), rel=1e-5)
+    assert health["gradient_norm_deviation"] == pytest.approx(norms.std(correction=0).item(), rel=1e-4)
+    s0, s = ((query * key).sum(1) / 0.2).double().exp(), (query @ negatives.T / 0.2).double().exp().mean(1)
+    assert health["gradient_norm_bound"] == pytest.approx((10 * (1 - s0 / (s0 + 70 * s))).mean().item(), rel=1e-5)
+    assert health["log_k"] == pytest.approx(math.log(71))
+    assert health["gradient_norm"] < health["gradient_norm_bound"]
+
+
+def test_mochi_that_mixes_nothing_is_moco():
+    views, moco, mochi = images(2), method(20), method(20, mixing=Mixing(hardest=8, pairs=0, with_query=0))
+    assert torch.equal(moco(views).loss, mochi(views, inputs(mochi)).loss)
+
+
+@pytest.mark.parametrize("source", ["queue", "batch"])
+def test_mochi_is_moco_with_explicit_synthetic_negatives(source):
+    """The vectors of Eq. 4 and 5 of the paper, built, normalised and appended to each query's negatives."""
+    queue_size = 20 if source == "queue" else None
+    mochi, views = method(queue_size, mixing=Mixing(hardest=6, pairs=4, with_query=3), alpha=50.0), images(2)
+    given = inputs(mochi)
+    (comparison,), _ = mochi.compare_with_slow_keys(views, given)
+    parents = mochi.mixed(comparison).parents
+    query, key, n = comparison.query, comparison.keys[:, 0], comparison.negatives
+    pairs = F.normalize(parents.a[..., None] * n[parents.first] + (1 - parents.a[..., None]) * n[parents.second], dim=2)
+    b = parents.b[..., None]
+    with_query = F.normalize(b * query.detach()[:, None] + (1 - b) * n[parents.partner], dim=2)
+    losses = []
+    for i in range(N):
+        real = n if comparison.allowed is None else n[comparison.allowed[i]]
+        own = torch.cat([real, pairs[i], with_query[i]])
+        losses.append(info_nce(query[i : i + 1], key[i : i + 1], own, temperature=0.2, alpha=50.0))
+    found = mochi.loss(comparison, given, mochi.mixed(comparison))
+    torch.testing.assert_close(found, torch.stack(losses).mean(), rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_mixed_before_the_warm_up_is_over():
+    mochi = method(20, mixing=Mixing(hardest=6, pairs=4, with_query=3), mixing_warmup=3)
+    assert ["mixing" in inputs(mochi, epoch=epoch) for epoch in range(5)] == [False] * 3 + [True] * 2
+    assert mochi.phase(Moment(0, 10, 2, 10)) != mochi.phase(Moment(0, 10, 3, 10))
+    views = images(2)
+    assert torch.equal(mochi(views, inputs(mochi)).loss, method(20)(views).loss)
+
+
+def test_mochi_says_how_hard_its_negatives_are():
+    mochi = method(20, mixing=Mixing(hardest=6, pairs=4, with_query=3))
+    health = mochi(images(2), inputs(mochi)).health
+    assert health["highest_negative"] > 0 and health["accuracy_among_synthetic"] <= health["contrastive_accuracy"]
+    assert "highest_pair" in health and "highest_with_query" in health
+
+
+@pytest.mark.parametrize("source", ["queue", "batch"])
+def test_the_oracle_lets_no_negative_of_the_same_class_count(source):
+    classes = torch.tensor([0, 0, 1, 1, 2, 2, 0, 1])
+    network, queue = encoder(), KeyQueue(20, D, labelled=True, generator=torch.Generator().manual_seed(1))
+    options = {"temperature": 0.2, "key_momentum": 0.0, "oracle": True}
+    of = Contrastive(network, queue=queue if source == "queue" else None, **options)
+    views = images(2)
+    step = of(views, {"labels": classes})
+    of.finish(step)
+    (comparison,), _ = of.compare_with_slow_keys(views, {"labels": classes})
+    held = queue.labels if source == "queue" else classes
+    assert torch.equal(comparison.allowed, held != classes[:, None])
+    if source == "queue":
+        assert queue.labels[:N].tolist() == classes.tolist() and (queue.labels[N:] == -1).all()
