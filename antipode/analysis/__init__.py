@@ -1,0 +1,1 @@
+"""What the papers plot: the numbers and the figure. Each analysis is one file with `measure` and `draw`."""

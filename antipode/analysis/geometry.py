@@ -1,0 +1,118 @@
+"""Alignment and uniformity of the backbone's features on the sphere, over the checkpoints of a run: MoCHi's Fig. 3c.
+
+Positives are images of one class (the class oracle of the paper) or two views of one image."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from antipode.analysis.figures import colour, panels
+from antipode.analysis.inquiry import Inquiry, checkpoints_of, number
+from antipode.data.images import Images, refuse_multi_label
+from antipode.errors import UsageError
+from antipode.evaluation.evaluate import Subject, check_features, check_word
+from antipode.evaluation.features import extract
+from antipode.evaluation.inputs import class_numbers, usable_rows
+from antipode.objectives.geometry import alignment, uniformity
+from antipode.training.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Result = dict[str, Any]
+
+
+def class_alignment(x: Tensor, labels: Tensor) -> Tensor:
+    """E |x - y|^2 over all pairs of distinct images of one class, each pair alike; float64. x: (N, D), l2-normalised
+    here; labels: (N,).
+
+    No pair is formed: the n unit vectors of a class, with sum s, have sum_ij |x_i - x_j|^2 = 2 n^2 - 2 |s|^2."""
+    x = normalize(x.double(), dim=1)
+    classes, place = labels.to(x.device).unique(return_inverse=True)
+    sums = x.new_zeros(len(classes), x.shape[1]).index_add_(0, place, x)
+    counts = place.bincount(minlength=len(classes)).to(x.dtype)
+    pairs = (counts * (counts - 1)).sum()
+    if not pairs:
+        raise UsageError("positives: no class has two images. Take more images, or two views: --positives views.")
+    return 2 * (counts.square().sum() - sums.square().sum()) / pairs
+
+
+def measure(
+    run: Run,
+    ask: Inquiry,
+    *,
+    positives: str = "class",
+    images: int = 32_768,
+    features: str = "backbone",
+    split: str = "val",
+) -> Result:
+    """Both numbers for each checkpoint. positives: `class` (of images as they are) or `views` (uniformity then of the
+    first view)."""
+    check_features(features)
+    check_word("positives", positives, ("class", "views"))
+    chosen = ask.images(run, split, images)
+    if positives == "class":
+        refuse_multi_label(chosen, "geometry with --positives class")
+        if chosen.labels is None:
+            raise UsageError(
+                f"labels: {chosen.name} has none. Take two views of an image for positives: --positives views."
+            )
+    found = []
+    for path in checkpoints_of(run):
+        subject = ask.subject(run, path, features)
+        x, y = of_views(run, ask, subject, chosen) if positives == "views" else (of_images(subject, chosen), None)
+        rows = usable_rows(x)
+        points = x[rows].to(ask.device)
+        if y is None:
+            labels = class_numbers(chosen.labels, f"the {split} images of {chosen.name}")
+            aligned = class_alignment(points, labels[rows])
+        else:
+            aligned = alignment(points, y[rows].to(ask.device))
+        place = {"epoch": subject.loaded.epoch, "images": len(rows)}
+        found.append(place | {"alignment": number(aligned), "uniformity": number(uniformity(points))})
+    return {"positives": positives, "features": features, "split": split, "checkpoints": found}
+
+
+def of_images(subject: Subject, images: Images) -> Tensor:
+    """(N, F), as evaluation takes them."""
+    return subject.features(subject.loader(images), f"features, epoch {subject.loaded.epoch}")
+
+
+def of_views(run: Run, ask: Inquiry, subject: Subject, images: Images) -> tuple[Tensor, Tensor]:
+    """(N, F) of one view of each image, and of another."""
+    loader, backbone = subject.loader(images), subject.loaded.backbone
+    first, second = (
+        extract(
+            backbone,
+            loader,
+            ask.one_of_two(run.config, which),
+            batch_size=ask.batch_size,
+            device=ask.device,
+            precision=subject.precision,
+            progress=ask.progress(f"view {which + 1}, epoch {subject.loaded.epoch}", len(images)),
+        )
+        for which in (0, 1)
+    )
+    return first, second
+
+
+def draw(results: Sequence[Result]) -> Figure:
+    """Each run's way over its checkpoints, the last of them a larger point; up and to the right is better."""
+    figure, (axes,) = panels(1, height=3.9)
+    for place, result in enumerate(results):
+        x = [-checkpoint["uniformity"] for checkpoint in result["checkpoints"]]
+        y = [-checkpoint["alignment"] for checkpoint in result["checkpoints"]]
+        axes.plot(x, y, "o-", color=colour(place), markersize=3, linewidth=1, alpha=0.6)
+        name = f"{result['name']}, epoch {result['checkpoints'][-1]['epoch']}"
+        axes.plot(x[-1], y[-1], "o", color=colour(place), markersize=8, label=name)
+    axes.margins(0.18)
+    of = "one class" if results[0]["positives"] == "class" else "two views of an image"
+    axes.set_xlabel("- uniformity (right: more even)")
+    axes.set_ylabel("- alignment (up: positives nearer)")
+    axes.set_title(f"positives: {of}; {results[0]['features']}")
+    axes.legend()
+    return figure

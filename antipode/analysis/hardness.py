@@ -1,0 +1,200 @@
+"""How hard the negatives are, over the checkpoints of a run: MoCHi's Fig. 2a, 2b and 2c."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from antipode.analysis.figures import colour, epoch_label, from_zero, over_epochs, panels, shade
+from antipode.analysis.inquiry import Inquiry, checkpoints_of, number, numbers
+from antipode.analysis.rehearsal import Rehearsal, Snapshot, contrastive
+from antipode.errors import UsageError
+from antipode.methods.contrastive import Comparison
+from antipode.objectives.contrastive import NOTHING, scores
+from antipode.objectives.mixing import Mixing, false_parents, highest_score, proxy_accuracy, synthesise
+from antipode.randomness import generator
+from antipode.training.run import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SCORES_AT_ONCE = 2**22
+Result = dict[str, Any]
+
+
+def matching(
+    query: Tensor, key: Tensor, negatives: Tensor, met: Tensor, *, temperature: float, top: int
+) -> tuple[Tensor, Tensor]:
+    """(n, top): the highest matching probabilities of negatives (Eq. 2: a softmax over the key and the negatives that
+    a query meets), highest first; (n,): whether the key is above all of them. query, key: (n, D); negatives: (K, D);
+    met: (n, K)."""
+    positive = (query * key).sum(1) / temperature
+    against = scores(query, negatives, temperature).masked_fill(~met, NOTHING)
+    hardest = against.topk(top, dim=1).values
+    everything = torch.logaddexp(positive, torch.logsumexp(against, 1))
+    return (hardest - everything[:, None]).exp(), positive > hardest[:, 0]
+
+
+def false_negatives(
+    query: Tensor, negatives: Tensor, same_class: Tensor, others: Tensor, *, top: int
+) -> tuple[Tensor, Tensor]:
+    """(n,): share of the query's class among the `top` nearest; (n,): among all. same_class, others: (n, K), which
+    negatives are of the query's class, and which are not of the query's own image: those alone count."""
+    where = (query @ negatives.T).masked_fill(~others, NOTHING).topk(top, dim=1).indices
+    same = same_class & others
+    nearest = same.gather(1, where).sum(1) / others.gather(1, where).sum(1).clamp(min=1)
+    return nearest, same.sum(1) / others.sum(1).clamp(min=1)
+
+
+def measure(
+    run: Run, ask: Inquiry, *, images: int = 4096, top: int = 1024, mixing: Sequence[int] | None = None
+) -> Result:
+    """Means over queries for each checkpoint; shares in percent. What needs labels is left out where there are none.
+    mixing: (N, s, s') of MoCHi, to look also at what it would add to the negatives."""
+    config = contrastive(run)
+    if top < 1:
+        raise UsageError(f"top: given {top}; at least 1 is needed.")
+    if mixing is not None and len(mixing) != 3:
+        raise UsageError(f"mixing: given {list(mixing)}; three numbers are needed, (N, s, s') such as 1024,1024,128.")
+    rules = None if mixing is None else Mixing(hardest=mixing[0], pairs=mixing[1], with_query=mixing[2])
+    paths = checkpoints_of(run)
+    rehearsal = Rehearsal(run, ask, images)
+    found = [of_checkpoint(rehearsal, Snapshot.of(path, ask.device), top, rules) for path in paths]
+    return {"temperature": config.temperature, "mixing": mixing, "checkpoints": found}
+
+
+def of_checkpoint(rehearsal: Rehearsal, snapshot: Snapshot, top: int, mixing: Mixing | None = None) -> Result:
+    sums: dict[str, Tensor] = {}
+    queries = size = 0
+    owners, labels = rehearsal.queue_images(snapshot), rehearsal.labels
+    for batch, (images, found) in enumerate(rehearsal.comparisons(snapshot)):
+        size = len(found.negatives)
+        of = owners if snapshot.method.queue is not None else images.repeat(size // len(images))
+        lot = torch.randint(2**62, (), generator=generator(rehearsal.ask.seed, "analysis-mixing", batch))
+        for rows in torch.arange(len(images), device=images.device).split(max(1, SCORES_AT_ONCE // size)):
+            asked = Asked.of(found, rows, images, of, labels, snapshot.method.temperature)
+            means = of_negatives(asked, min(top, size))
+            if mixing is not None:
+                means |= of_synthetic(asked, mixing, lot.to(rows.device), rows)
+            for name, mean in means.items():
+                sums[name] = sums.get(name, torch.zeros(())) + len(rows) * mean.double().cpu()
+            queries += len(rows)
+    means = {name: total / queries for name, total in sums.items()}
+    result: Result = {"epoch": snapshot.epoch, "step": snapshot.step, "queries": queries, "negatives": size}
+    result["matching"] = numbers(means.pop("matching"))
+    return result | {name: number(mean) for name, mean in means.items()}
+
+
+class Asked(NamedTuple):
+    """n queries and what they meet. query, key: (n, D); negatives: (K, D); others: (n, K), which of them are not of
+    the query's own image; met: (n, K), which of those training sets against it; labels: (n,) and (K,), of queries and
+    negatives, where both are known."""
+
+    query: Tensor
+    key: Tensor
+    negatives: Tensor
+    others: Tensor
+    met: Tensor
+    labels: tuple[Tensor, Tensor] | None
+    temperature: float
+
+    @classmethod
+    def of(
+        cls, found: Comparison, rows: Tensor, images: Tensor, owners: Tensor | None, labels: Tensor | None, tau: float
+    ) -> Asked:
+        """images: (N,), owners: (K,), of which images all queries and the negatives are; labels: of all images."""
+        others = torch.ones(len(rows), len(found.negatives), dtype=torch.bool, device=rows.device)
+        known = None
+        if owners is not None:
+            others = owners != images[rows, None]
+            if labels is not None:
+                known = labels[images[rows]], labels[owners.clamp(min=0)].where(owners >= 0, -1)
+        met = others if found.allowed is None else others & found.allowed[rows]
+        return cls(found.query[rows], found.keys[rows, 0], found.negatives.float(), others, met, known, tau)
+
+
+def of_negatives(asked: Asked, top: int) -> dict[str, Tensor]:
+    """Means by name: (top,) or one number."""
+    query, key, negatives = asked.query, asked.key, asked.negatives
+    probabilities, above = matching(query, key, negatives, asked.met, temperature=asked.temperature, top=top)
+    found = {"matching": probabilities.mean(0), "proxy": 100 * above.float().mean()}
+    if asked.labels is not None:
+        own, theirs = asked.labels
+        same = (own[:, None] == theirs) & (own >= 0)[:, None]
+        nearest, chance = false_negatives(query, negatives, same, asked.others, top=top)
+        found |= {"false_negatives": 100 * nearest.mean(), "chance": 100 * chance.mean()}
+    return found
+
+
+def of_synthetic(asked: Asked, mixing: Mixing, lot: Tensor, rows: Tensor) -> dict[str, Tensor]:
+    """The proxy task with synthetic negatives among the others, the highest scores of section 4.3, and how often
+    parents are of the query's class."""
+    query, key, negatives, tau = asked.query, asked.key, asked.negatives, asked.temperature
+    made = synthesise(query, negatives, mixing, temperature=tau, lot=lot, rows=rows, key=key, allowed=asked.met)
+    real = scores(query, negatives, tau).masked_fill(~asked.met, NOTHING)
+    found = {
+        "proxy_synthetic": 100 * proxy_accuracy((query * key).sum(1) / tau, real, made.scores),
+        "highest_negative": highest_score(real),
+        "highest_pair": highest_score(made.pairs),
+        "highest_with_query": highest_score(made.with_query),
+    }
+    if asked.labels is not None:
+        one, both = false_parents(made, *asked.labels)
+        found |= {"one_false": 100 * one, "both_false": 100 * both}
+    return found
+
+
+# What is drawn over epochs: a panel's title and label, and for each name its line and how it is told apart.
+PANELS: Sequence[tuple[str, str, dict[str, tuple[str, str]]]] = (
+    ("proxy task", "keys above all negatives in %",
+     {"proxy": ("o-", ""), "proxy_synthetic": ("^--", ", with synthetic")}),
+    ("false negatives among the top", "of the query's class in %",
+     {"false_negatives": ("o-", ""), "chance": (":", ", by chance")}),
+    ("parents of synthetic negatives", "of the query's class in %",
+     {"one_false": ("^--", ", one or both"), "both_false": ("s-", ", both")}),
+)  # fmt: skip
+
+
+def draw(results: Sequence[Result]) -> Figure:
+    """Matching probabilities, a panel a run; then what changes over epochs, for all of them."""
+    measured = {name for result in results for checkpoint in result["checkpoints"] for name in checkpoint}
+    shared = [panel for panel in PANELS if measured & panel[2].keys()]
+    figure, axes = panels(len(results) + len(shared))
+    for place, result in zip(axes, results, strict=False):
+        draw_matching(place, result)
+    for place, (title, label, lines) in zip(axes[len(results) :], shared, strict=True):
+        draw_over_epochs(place, results, lines)
+        top = f" {len(results[0]['checkpoints'][-1]['matching']):,}" if title.endswith("top") else ""
+        place.set_title(title + top)
+        place.set_ylabel(label)
+    return figure
+
+
+def draw_matching(axes: Axes, result: Result) -> None:
+    shown = result["checkpoints"]
+    for place, checkpoint in enumerate(shown):
+        values = checkpoint["matching"]
+        label = epoch_label(checkpoint["epoch"], place, len(shown))
+        axes.plot(range(1, len(values) + 1), values, color=shade(place, len(shown)), label=label)
+    axes.set_yscale("log")
+    axes.set_xlabel("negatives of a query, the hardest first")
+    axes.set_ylabel("matching probability")
+    axes.set_title(result["name"])
+    axes.legend(ncols=2)
+
+
+def draw_over_epochs(axes: Axes, results: Sequence[Result], lines: dict[str, tuple[str, str]]) -> None:
+    for place, result in enumerate(results):
+        for name, (line, told) in lines.items():
+            found = [(each["epoch"], each[name]) for each in result["checkpoints"] if name in each]
+            if found:
+                axes.plot(
+                    *zip(*found, strict=True), line, markersize=3, color=colour(place), label=result["name"] + told
+                )
+    over_epochs(axes)
+    from_zero(axes)
+    axes.legend()

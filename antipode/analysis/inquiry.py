@@ -1,0 +1,99 @@
+"""What every analysis is told, and which images it looks at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from antipode.config.resolve import Config
+from antipode.data.canvas import Canvas
+from antipode.data.source import Data, Images, open_images
+from antipode.errors import UsageError
+from antipode.evaluation.evaluate import Subject, check_word
+from antipode.loading import from_checkpoint
+from antipode.modules.names import CUSTOM
+from antipode.randomness import generator
+from antipode.terminal import MakeProgress
+from antipode.training.checkpoint import load_checkpoint
+from antipode.training.make_views import MakeViews, make_views_of
+from antipode.training.prepare import open_split
+from antipode.training.run import Run
+
+CPU = torch.device("cpu")
+
+
+def quiet(title: str, total: int) -> Callable[[int], None]:
+    return lambda done: None
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """data: where the images are, if not where the run had them. seed: of the analysis's own draws, so that runs with
+    other seeds are asked about the same images in the same views. progress: shows how far it is."""
+
+    data: Data | None = None
+    device: torch.device = CPU
+    seed: int = 0
+    batch_size: int = 256
+    progress: MakeProgress = quiet
+
+    def images(self, run: Run, split: str, limit: int | None = None) -> Images:
+        """Those of a split, or `limit` of them drawn by the seed. The split is the run's own: of the images it trained
+        on, `val` has those it did not see."""
+        check_word("split", split, ("train", "val"))
+        if limit is not None and limit < 2:
+            raise UsageError(f"images: given {limit}; at least 2 are needed.")
+        config = run.config
+        if self.data is None and config.data == CUSTOM:
+            raise UsageError(f"data: {run.path} was trained on data given from Python: give the same data again.")
+        if self.data is None or same_path(self.data, config.data):
+            found = open_split(config, config.data, split)
+        else:
+            found = open_images(self.data, split, holdout=config.holdout)
+        if limit is None or limit >= len(found):
+            return found
+        chosen = torch.randperm(len(found), generator=generator(self.seed, "analysis-images"))[:limit]
+        return found.subset(chosen.sort().values.numpy())
+
+    def views(self, config: Config, count: int) -> MakeViews:
+        """The run's own augmentation, drawn by the analysis's seed."""
+        if config.views == CUSTOM:
+            raise UsageError("views: the run was trained with views given from Python, which it cannot make again.")
+        return make_views_of(config.model_copy(update={"seed": self.seed}), count, None)
+
+    def one_of_two(self, config: Config, which: int) -> Callable[[Canvas], Tensor]:
+        """View 0 or 1 of each image of each canvas in turn."""
+        make, numbers = self.views(config, 2), count()
+        return lambda canvas: make(canvas, "analysis-pair", next(numbers))[which]
+
+    def subject(self, run: Run, checkpoint: Path, features: str) -> Subject:
+        """The frozen backbone of a checkpoint (features "backbone"), or backbone and head ("embedding")."""
+        loaded = from_checkpoint(*load_checkpoint(checkpoint), name=str(checkpoint), features=features, run=run)
+        return Subject(loaded, self.device, self.batch_size, self.progress)
+
+
+def same_path(data: Data, other: str) -> bool:
+    return isinstance(data, str | os.PathLike) and os.path.abspath(data) == os.path.abspath(other)
+
+
+def checkpoints_of(run: Run) -> list[Path]:
+    """Of all that the run keeps, the latest last; at least one."""
+    found = [path for _, path in run.checkpoints()]
+    if not found:
+        raise UsageError(f"{run.path} has no checkpoint yet.")
+    return found
+
+
+def numbers(values: Tensor) -> list[float]:
+    """For JSON: six digits say all that was measured."""
+    return [float(f"{value:.6g}") for value in values.tolist()]
+
+
+def number(value: Tensor | float) -> float:
+    return float(f"{float(value):.6g}")

@@ -1,0 +1,140 @@
+"""Steps of training that are rehearsed and not taken: fresh views through the networks of a checkpoint as training
+would send them (batch statistics, groups, permuted keys), compared with its negatives, and nothing moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from antipode.analysis.inquiry import Inquiry
+from antipode.config.families import ContrastiveConfig
+from antipode.config.resolve import Layer, Resolved, resolve
+from antipode.data.loader import Loader
+from antipode.devices import pick_precision, send
+from antipode.errors import UsageError
+from antipode.methods.build import build_method
+from antipode.methods.contrastive import Comparison, Contrastive
+from antipode.methods.method import Moment
+from antipode.modules.names import CUSTOM
+from antipode.randomness import generator
+from antipode.training.checkpoint import load_checkpoint, part
+from antipode.training.loop import Plan
+from antipode.training.make_views import MakeViews
+from antipode.training.prepare import Prepared
+from antipode.training.run import Run
+
+
+def contrastive(run: Run) -> ContrastiveConfig:
+    """The configuration of a run that has negatives."""
+    config = run.config
+    if not isinstance(config, ContrastiveConfig):
+        raise UsageError(f"{run.path}: {config.method} has no negatives; this analysis is of contrastive runs.")
+    if config.backbone == CUSTOM:
+        raise UsageError(f"{run.path} was trained with a module given from Python, which it cannot rebuild.")
+    return config
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A method as a checkpoint left it. data: what tells the images it was trained on from others."""
+
+    method: Contrastive
+    epoch: int
+    step: int
+    data: dict[str, object]
+
+    @classmethod
+    def of(cls, checkpoint: Path, device: torch.device) -> Snapshot:
+        tensors, meta = load_checkpoint(checkpoint)
+        method = build_method(resolve(Layer(str(checkpoint), meta["config"])).config)
+        assert isinstance(method, Contrastive)
+        method.load_state_dict(part(tensors, "method."))
+        return cls(method.to(device).train(), meta["epoch"], meta["step"], meta["data"])
+
+    def stop_following(self) -> None:
+        """From now on the slow copy stays where it is."""
+        if self.method.key_momentum is not None:
+            self.method.key_momentum, self.method.momentum_schedule = 1.0, "constant"
+
+
+@dataclass
+class Rehearsal:
+    """Training images in random batches of the run's own size: as many as there are whole batches in `queries`, but
+    one at least.
+
+    chosen: (n,), which images these are. labels: (N,) on the device, of all training images, -1 for one without; None
+    where an image has no single class.
+    """
+
+    run: Run
+    ask: Inquiry
+    queries: int
+    prepared: Prepared = field(init=False)
+    chosen: Tensor = field(init=False)
+    loader: Loader = field(init=False)
+    make_views: MakeViews = field(init=False)
+    labels: Tensor | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        config, ask = contrastive(self.run), self.ask
+        images = ask.images(self.run, "train")
+        plan = Plan(len(images), config.batch_size, config.epochs, config.seed)
+        precision = pick_precision(config.precision, ask.device)
+        self.make_views = ask.views(config, 1 + config.keys)
+        self.prepared = Prepared(Resolved(config, {}), images, ask.data, True, ask.device, precision, plan)
+        batches = max(1, min(self.queries, len(images)) // plan.batch_size)
+        order = torch.randperm(len(images), generator=generator(ask.seed, "analysis-order"))
+        self.chosen = order[: batches * plan.batch_size]
+        asked = images.subset(self.chosen.numpy())
+        self.loader = self.prepared.loader(asked, ask.progress("reading images", len(asked)))
+        one_each = images.labels is not None and images.labels.ndim == 1
+        self.labels = torch.as_tensor(images.labels, device=ask.device) if one_each else None
+
+    @torch.no_grad()
+    def comparisons(self, snapshot: Snapshot) -> Iterator[tuple[Tensor, Comparison]]:
+        """For each batch which images the queries are of, (n,) on the device, and what they are compared with.
+
+        The slow copy makes the move of the step that would be next, and no other."""
+        method, device = snapshot.method, self.ask.device
+        seed, plan = self.ask.seed, self.prepared.plan
+        batches = torch.arange(len(self.chosen)).split(plan.batch_size)
+        moment = Moment(snapshot.step, plan.steps, snapshot.step // plan.steps_per_epoch, plan.epochs)
+        done = self.ask.progress(f"{self.run.path.name}, epoch {snapshot.epoch}", len(batches))
+        bf16 = self.prepared.precision == "bf16"
+        for number, (places, canvas) in enumerate(self.loader.batches(batches)):
+            images = self.chosen[places].to(device)
+            drawn = method.inputs(len(images), moment, generator(seed, "analysis-step", number))
+            inputs = {name: send(tensor, device) for name, tensor in drawn.items()}
+            if method.labels:
+                assert self.labels is not None  # or it could not have been trained
+                inputs["labels"] = self.labels[images]
+            views = self.make_views(canvas, "analysis", number)
+            with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                if method.slow is None:
+                    compared = method.compare_views(views, inputs)
+                else:
+                    compared, _ = method.compare_with_slow_keys(views, inputs)
+            snapshot.stop_following()
+            yield images, compared[0]
+            done(number + 1)
+
+    def queue_images(self, snapshot: Snapshot) -> Tensor | None:
+        """(queue size,) on the device: which training image each key of the queue is of, -1 for random vectors; None
+        where the images at hand are not those of the training.
+
+        The order of training is a function of the seed and the step, so what lies in the queue need not be kept."""
+        queue, plan = snapshot.method.queue, self.prepared.plan
+        if queue is None or snapshot.data != self.prepared.fingerprint():
+            return None
+        directions = 1 + snapshot.method.symmetric  # which enter the queue one after the other
+        steps = min(snapshot.step, -(-len(queue) // (directions * plan.batch_size)))
+        entered = [torch.cat([batch] * directions) for batch in islice(plan.batches(snapshot.step - steps), steps)]
+        latest = torch.cat(entered)[-len(queue) :]
+        owners = torch.full((len(queue),), -1)
+        owners[(int(queue.pushed) - len(latest) + torch.arange(len(latest))) % len(queue)] = latest
+        return owners.to(self.ask.device)
