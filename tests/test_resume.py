@@ -136,3 +136,58 @@ def test_another_seed_is_another_run(tmp_path, never_stopped):
     assert command(*ARGUMENTS, "--out", tmp_path / "run", "--seed", "1").returncode == 0
     name = "method.online.head.0.weight"
     assert not torch.equal(weights(tmp_path / "run")[name], weights(never_stopped)[name])
+
+
+COMMON = [
+    "--backbone",
+    "resnet-tiny",
+    "--image-size",
+    "16",
+    "--batch-size",
+    "16",
+    "--device",
+    "cpu",
+    "--log-every",
+    "3",
+]
+METHODS = {
+    "simclr": ["--negatives", "6", "--both-views", "false", "--warmup-epochs", "1"],
+    "simo": ["--negatives", "6", "--warmup-epochs", "1"],
+    "jcl+mochi+eqco": [
+        "--queue-size",
+        "64",
+        "--bn-groups",
+        "2",
+        "--hardest",
+        "16",
+        "--pairs",
+        "8",
+        "--with-query",
+        "4",
+    ],
+    "byol": ["--hidden", "32", "--dim", "16", "--optimizer", "lars", "--warmup-epochs", "1"],
+    "msbreg": ["--hidden", "32", "--dim", "16", "--warmup-epochs", "1"],
+    "supervised": [],
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_killed_and_resumed_equals_never_stopped(method, tmp_path):
+    """Memories, slow copies, schedules of lambda and momentum, mixing after its warm-up: all go on."""
+    words = ["pretrain", method, "--data", "shapes=160x16", *COMMON, *METHODS[method], "--epochs", "4"]
+    if "mochi" in method:
+        words += ["--mixing-warmup", "2"]
+    assert (done := command(*words, "--out", tmp_path / "whole")).returncode == 0, done.stderr
+    again = [*words, "--out", tmp_path / "run", "--resume", "--save-minutes", "0.0005"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "antipode", *map(str, again)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    wait_for_step(tmp_path / "run", random.Random(time.time_ns()).randint(3, 30), process)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert (done := command(*again)).returncode == 0, done.stderr
+    assert_same(weights(tmp_path / "run"), weights(tmp_path / "whole"))
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
