@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def run_show(options: argparse.Namespace) -> None:
 
     study = find(options.study)
     print(f"{study.title} ({study.paper})\n{study.quantity}; {len(study.cells)} cells; needs {study.needs}\n")
-    print_table(study, [None] * len(study.cells))
+    print_table(study)
     print("\nclaims")
     for claim in study.claims:
         print(f"  {claim.statement}")
@@ -117,35 +117,43 @@ def run_run(options: argparse.Namespace) -> None:
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
     print(f"{study.title} ({study.paper})\n{study.quantity}\n")
-    print_table(study, [cell["value"] for cell in results["cells"]])
+    print_table(study, results["cells"])
     print()
     for claim in results["claims"]:
         print(f"{claim['verdict']}: {claim['statement']} ({claim['evidence']})")
     print(f"wrote {out / 'results.json'}")
 
 
-def print_table(study: Any, values: Sequence[float | None]) -> None:
-    """The measured numbers and the paper's side by side; only the paper's where nothing is measured."""
+def with_deviation(number: str, deviation: float | None, digits: int) -> str:
+    return number if deviation is None else f"{number} ± {deviation:.{digits}f}"
+
+
+def print_table(study: Any, cells: Sequence[Mapping[str, Any]] = ()) -> None:
+    """The measured numbers (of results.json) and the paper's side by side; only the paper's where nothing is measured,
+    and only the measured ones where the paper has none."""
     from rich.console import Console
     from rich.table import Table
 
     from antipode.studies.study import shown
 
-    rows: dict[tuple[str, ...], dict[str, tuple[float | None, float | None]]] = {}
     axes = list(dict.fromkeys(axis for cell in study.cells for axis in cell.at if axis != study.columns))
-    for cell, value in zip(study.cells, values, strict=True):
-        row = tuple(shown(cell.at[axis]) if axis in cell.at else "" for axis in axes)
-        rows.setdefault(row, {})[shown(cell.at[study.columns])] = (value, cell.paper)
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
-    measured = any(value is not None for value in values)
+    rows: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
+    for number, cell in enumerate(study.cells):
+        row = rows.setdefault(tuple(shown(cell.at[axis]) if axis in cell.at else "" for axis in axes), {})
+        column = shown(cell.at[study.columns])
+        if cells and cells[number]["value"] is not None:
+            row["here", column] = with_deviation(f"{cells[number]['value']:.2f}", cells[number]["deviation"], 2)
+        if cell.paper is not None:
+            row["paper", column] = with_deviation(str(cell.paper), cell.deviation, 1)
+    columns = list(dict.fromkeys(shown(cell.at[study.columns]) for cell in study.cells))
+    told = {source for row in rows.values() for source, _ in row}
+    sources: list[str] = [source for source in ("here", "paper") if source in told] or [""]
     table = Table(box=None, pad_edge=False)
     for axis in axes:
         table.add_column(axis.replace("_", " "))
-    for source in ("here", "paper") if measured else ("paper",):
+    for source in sources:
         for number, column in enumerate(columns):
             table.add_column(f"{source if number == 0 else ''}\n{study.columns} {column}", justify="right")
-    for row, numbers in rows.items():
-        found = [numbers.get(column, (None, None)) for column in columns]
-        ours = ["-" if value is None else f"{value:.2f}" for value, _ in found] if measured else []
-        table.add_row(*row, *ours, *("-" if paper is None else str(paper) for _, paper in found))
+    for place, numbers in rows.items():
+        table.add_row(*place, *(numbers.get((source, column), "-") for source in sources for column in columns))
     Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)

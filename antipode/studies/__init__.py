@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
-from antipode.studies import eqco, eqco_cifar10, eqco_imagenet
+from antipode.studies import (
+    eqco,
+    eqco_cifar10,
+    eqco_imagenet,
+    jcl,
+    jcl_cifar10,
+    mochi,
+    mochi_cifar10,
+    mochi_imagenet,
+    mochi_variants,
+    msbreg,
+    msbreg_cifar10,
+)
 from antipode.studies.study import Study, check_word
 
-STUDIES: dict[str, Study] = {study.id: study for study in (eqco.TABLE_5, eqco_cifar10.CIFAR10, *eqco_imagenet.STUDIES)}
+ALL = (
+    *(eqco.TABLE_5, eqco_cifar10.CIFAR10, *eqco_imagenet.STUDIES),
+    *(jcl_cifar10.CIFAR10, *jcl.STUDIES),
+    *(mochi_cifar10.CIFAR10, *mochi.STUDIES, *mochi_imagenet.STUDIES, *mochi_variants.STUDIES),
+    *(msbreg_cifar10.CIFAR10, *msbreg.STUDIES),
+)
+STUDIES: dict[str, Study] = {study.id: study for study in ALL}
 
 
 def find(id: str) -> Study:

@@ -1,32 +1,41 @@
 """Cells that are pre-training runs, each judged by a protocol.
 
-A cell's settings are fields of `antipode pretrain`, and arguments of `antipode.evaluate` with `evaluate.` before their
-names. Runs are addressed by the fields alone, so cells that differ only in how they are judged share one.
+A cell's settings are fields of `antipode pretrain`, and how the run is judged with `evaluate.` before the names: the
+arguments of `antipode.evaluate`, or an analysis as the protocol and its settings. Runs are addressed by the fields
+alone, so cells that differ only in how they are judged share one. Two settings are the studies' own:
+
+evaluate.epoch  judge the checkpoint of this epoch of the run, not the last one (it must be among keep_epochs)
+continued_at    train for so many epochs, then resume with `epochs` in all: the learning rate jumps back up (MoCHi)
 """
 
 from __future__ import annotations
 
-import inspect
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from antipode.config.fields import RunningFields
 from antipode.config.resolve import Layer, merge, resolve
 from antipode.errors import AntipodeError
+from antipode.studies.judging import judge, settings_of
 from antipode.studies.study import Job, Measured, Settings, address, check_word
 
+if TYPE_CHECKING:
+    from antipode.training.run import Run
+
 PREFIX = "evaluate."
+CONTINUED_AT = "continued_at"
 # What changes how a run is carried out but not what it is.
-INCIDENTAL = {"device", "resident", "workers", *RunningFields.model_fields}
+INCIDENTAL = {"device", "resident", "workers", "accumulate", *RunningFields.model_fields}
 
 
 @dataclass(frozen=True)
 class Pretraining:
-    """base: fields of all cells; protocol: arguments of `evaluate` (its data are the run's unless given); read: which
-    of the protocol's values is the cell's (`evaluate.read` in a cell that differs)."""
+    """base: fields of all cells; protocol: how they are judged (on the run's own data unless given); read: which of
+    the protocol's values is the cell's (`evaluate.read` in a cell that differs)."""
 
     base: Mapping[str, Any]
     protocol: Mapping[str, Any]
@@ -35,45 +44,70 @@ class Pretraining:
 
     def resolve(self, given: Settings) -> Settings:
         fields, judging = self.split(given)
-        config = resolve(Layer("study", fields)).config.model_dump(mode="json", exclude=INCIDENTAL)
-        config["data"] = without_path(config["data"])
         judging["data"] = without_path(judging["data"])
-        return {**config, **{PREFIX + name: value for name, value in judging.items()}}
+        return {**settings_of_run(fields), **{PREFIX + name: value for name, value in judging.items()}}
 
     def run(self, jobs: Sequence[Job], store: Path, device: str) -> Iterator[Measured]:
-        """A run that was interrupted is resumed, a finished one is only judged."""
-        from antipode.evaluation.evaluate import evaluate
-        from antipode.training.loop import Stopped
-        from antipode.training.pretrain import pretrain
-
+        runs: dict[str, Run] = {}  # to open the data of a run once, not for each of its judges
         for job in jobs:
             fields, judging = self.split(job.given)
-            read = judging.pop("read")
-            of_run = {name: value for name, value in job.settings.items() if not name.startswith(PREFIX)}
-            folder = store / "runs" / address("pretrain", of_run)
             started = time.monotonic()
-            try:
-                run = pretrain(out=folder, resume=True, **{"device": device, **fields})
-            except Stopped as stopped:
-                raise AntipodeError("stopped; the run is saved, and the same command goes on from there.") from stopped
-            result = evaluate(run, **{"device": device, **judging})
-            if read not in result["value"]:
-                raise AntipodeError(f"the protocol gave {', '.join(result['value'])}, but the study reads {read}.")
-            about = {"run": folder.name, "seconds": round(time.monotonic() - started, 1), "result": result}
-            yield Measured(job, result["value"][read], about)
+            name = name_of_run(fields)
+            run = runs[name] = runs.get(name) or trained(fields, store / "runs", device)
+            value, result = judge(run, judging, device)
+            about = {"run": name, "seconds": round(time.monotonic() - started, 1), "result": result}
+            yield Measured(job, value, about)
 
     def split(self, given: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The fields of the run, and the arguments of `evaluate` that were given, with the data and the seed."""
-        from antipode.evaluation.evaluate import evaluate
-
+        """The fields of the run, and how it is judged, with the data and the seed."""
         of_run = {name: value for name, value in given.items() if not name.startswith(PREFIX)}
         fields, _ = merge([Layer("study", self.base), Layer("cell", of_run)])
         judging = {name.removeprefix(PREFIX): value for name, value in given.items() if name.startswith(PREFIX)}
-        known = [*list(inspect.signature(evaluate).parameters)[1:], "read"]
-        for name in judging:
-            check_word("set", PREFIX + name, [PREFIX + argument for argument in known])
         usual = {"data": fields.get("data"), "seed": fields.get("seed", 0), "read": self.read}
-        return fields, {**usual, **self.protocol, **judging}
+        judging = {**usual, **self.protocol, **judging}
+        allowed = [PREFIX + name for name in settings_of(judging.get("protocol"))]
+        for name in judging:
+            check_word("set", PREFIX + name, allowed)
+        return fields, judging
+
+
+def settings_of_run(fields: Settings) -> dict[str, Any]:
+    """All that the run depends on."""
+    own = {name: fields[name] for name in (CONTINUED_AT,) if name in fields}
+    known = {name: value for name, value in fields.items() if name not in own}
+    config = resolve(Layer("study", known)).config.model_dump(mode="json", exclude=INCIDENTAL)
+    return {**config, "data": without_path(config["data"]), **own}
+
+
+def name_of_run(fields: Settings) -> str:
+    return address("pretrain", settings_of_run(fields))
+
+
+def trained(fields: Settings, runs: Path, device: str) -> Run:
+    """The run with these fields: if it was interrupted it is resumed, if it is finished nothing is done. One that was
+    begun goes on as it was begun: on its device, with the epochs that it keeps."""
+    from antipode.training.loop import Stopped
+    from antipode.training.pretrain import pretrain
+
+    folder = runs / name_of_run(fields)
+    known = {name: value for name, value in fields.items() if name != CONTINUED_AT}
+    if CONTINUED_AT in fields and not folder.exists():
+        copy_run(trained({**known, "epochs": fields[CONTINUED_AT]}, runs, device).path, folder)
+    if folder.exists():
+        known = {name: value for name, value in known.items() if name not in INCIDENTAL}
+    else:
+        known = {"device": device, **known}
+    try:
+        return pretrain(out=folder, resume=True, **known)
+    except Stopped as stopped:
+        raise AntipodeError("stopped; the run is saved, and the same command goes on from there.") from stopped
+
+
+def copy_run(source: Path, target: Path) -> None:
+    """All but what was found out about it; whole or not at all."""
+    half = target.with_name(f".{target.name}.tmp")
+    shutil.copytree(source, half, dirs_exist_ok=True, ignore=shutil.ignore_patterns("results.json", "analysis"))
+    half.rename(target)
 
 
 def without_path(data: str) -> str:

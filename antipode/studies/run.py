@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 import antipode
@@ -36,7 +36,7 @@ def run_study(
 ) -> dict[str, Any]:
     """Compute the cells that are chosen and not finished, and return what is then known of the study (also written to
     OUT/results.json). given: settings for all cells; only: values on some axes; part (i, n): the i-th of n equal
-    parts of the chosen cells. A cell's value is the mean over the seeds."""
+    parts of the chosen cells. A cell's value is the mean over the seeds, beside which stands their deviation."""
     store = store or out
     given = given or {}
     seeds = list(dict.fromkeys(seeds))
@@ -123,7 +123,9 @@ def collect(
             {
                 "at": dict(cell.at),
                 "value": means[-1],
+                "deviation": stdev(values) if len(values) == len(seeds) > 1 else None,
                 "paper": cell.paper,
+                "paper_deviation": cell.deviation,
                 "values": dict(zip(map(str, seeds), found, strict=True)),
                 "addresses": [job.address for job in jobs[cell.label]],
                 "settings": settings,

@@ -21,12 +21,14 @@ Settings = Mapping[str, Any]
 class Cell:
     """One number of a table: where it stands, the settings that make it, and what the paper has there.
 
-    `patch` lies over the runner's own settings; where it is left out, the place says it all.
+    `patch` lies over the runner's own settings; where it is left out, the place says it all. `deviation`: of the
+    paper's number over its runs, where it is a mean and says so.
     """
 
     at: Settings
     paper: float | None = None
     patch: Settings | None = None
+    deviation: float | None = None
 
     @property
     def given(self) -> Settings:

@@ -1,0 +1,33 @@
+"""What the grids of ours on CIFAR-10 share: the length of the runs, and how they are judged.
+
+The recipe is the small-data one of `antipode pretrain --data cifar10`; where a method is compared with itself, only
+what is studied differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from antipode.studies.pretraining import Pretraining
+from antipode.studies.study import Cell, Settings
+
+EPOCHS = 40
+QUANTITY = "accuracy on the test images, %, or what the column says"
+ACCURACIES: dict[str, dict[str, object]] = {  # both on the backbone's features, last epoch
+    "k-NN": {"evaluate.protocol": "knn", "evaluate.k": [200], "evaluate.temperature": 0.1, "evaluate.read": "k=200"},
+    "linear": {"evaluate.protocol": "linear", "evaluate.read": "top1"},
+}
+
+
+def judged(**fields: object) -> Pretraining:
+    """The base of all cells; each says itself how it is judged."""
+    return Pretraining(base={"data": "cifar10", "epochs": EPOCHS, **fields}, protocol={}, read="k=200")
+
+
+def cells(at: Settings, fields: Settings, judges: Mapping[str, Settings] = ACCURACIES) -> Iterable[Cell]:
+    """One run under each of the judges, next to each other so that parts of a study share few runs."""
+    return (Cell({**at, "judge": judge}, None, {**fields, **settings}) for judge, settings in judges.items())
+
+
+def needs(runs: int) -> str:
+    return f"CIFAR-10 and a GPU: {runs} runs of {EPOCHS} epochs, ResNet-18"

@@ -1,0 +1,70 @@
+"""JCL's claims on CIFAR-10 with a ResNet-18: a grid of ours."""
+
+from __future__ import annotations
+
+from antipode.studies.cifar10 import ACCURACIES, QUANTITY, cells, judged, needs
+from antipode.studies.claims import above
+from antipode.studies.study import Cell, Claim, Study
+
+MOCO: dict[str, object] = {"method": "MoCo v2"}
+VANILLA: dict[str, object] = {"method": "vanilla", "keys": 5}
+ALONG_KEYS = ((2, 4.0), (5, 4.0), (9, 4.0))
+ALONG_LAMBDA = ((5, 0.0), (5, 1.0), (5, 10.0))
+# Fig. M.3 in one number: the mean over images of how alike their augmentations are.
+SIMILARITY = {
+    "evaluate.protocol": "similarity",
+    "evaluate.images": 4096,
+    "evaluate.augmentations": 32,
+    "evaluate.read": "similarity.mean",
+}
+LOOKED_AT = {**ACCURACIES, "similarity": SIMILARITY}
+
+
+def of_jcl(keys: int, weight: float) -> dict[str, object]:
+    return {"method": "JCL", "keys": keys, "lambda": weight}
+
+
+def grid() -> tuple[Cell, ...]:
+    found = [
+        *cells(MOCO, {"method": "moco-v2"}, LOOKED_AT),
+        *cells(VANILLA, {"method": "jcl-vanilla", "keys": 5}),
+    ]
+    for keys, weight in (*ALONG_KEYS, *ALONG_LAMBDA):
+        fields = {"method": "jcl", "keys": keys, "variance_weight": weight}
+        # the supplement looks at 9 keys; lambda 0 tells the keys' share from the variance's
+        looked_at = LOOKED_AT if (keys, weight) in ((5, 0.0), (5, 4.0), (9, 4.0)) else ACCURACIES
+        found += cells(of_jcl(keys, weight), fields, looked_at)
+    return tuple(found)
+
+
+def claims(judge: str) -> tuple[Claim, ...]:
+    def claim(statement: str, high: dict[str, object], low: dict[str, object]) -> Claim:
+        return above(f"{statement} ({judge})", {**high, "judge": judge}, {**low, "judge": judge})
+
+    return (
+        claim("JCL with 5 keys is above MoCo v2", of_jcl(5, 4.0), MOCO),
+        claim("JCL with 5 keys is above vanilla with 5", of_jcl(5, 4.0), VANILLA),
+        claim("9 keys are no worse than 2", of_jcl(9, 4.0), of_jcl(2, 4.0)),
+        claim("lambda 4 is above none", of_jcl(5, 4.0), of_jcl(5, 0.0)),
+        claim("lambda 4 is no worse than 10", of_jcl(5, 4.0), of_jcl(5, 10.0)),
+    )
+
+
+CIFAR10 = Study(
+    id="jcl/cifar10",
+    title="JCL with several keys and lambdas on CIFAR-10, beside MoCo v2 and the vanilla form",
+    paper="a grid of antipode's own, after JCL's Fig. M.2 and M.3",
+    needs=needs(8),
+    quantity=QUANTITY,
+    columns="judge",
+    runner=judged(),
+    cells=grid(),
+    claims=(
+        *(claim for judge in ACCURACIES for claim in claims(judge)),
+        above(
+            "with 9 keys the features of an image are more alike than MoCo v2's",
+            {**of_jcl(9, 4.0), "judge": "similarity"},
+            {**MOCO, "judge": "similarity"},
+        ),
+    ),
+)

@@ -1,0 +1,70 @@
+"""How a run is judged: by a protocol of `antipode evaluate`, or by a number of `antipode analyse`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from antipode.errors import AntipodeError
+
+if TYPE_CHECKING:
+    from antipode.training.run import Run
+
+ANALYSES = ("geometry", "hardness", "similarity")  # those that give a number of a checkpoint
+
+
+def settings_of(protocol: str | None) -> list[str]:
+    """What may be said of how a run is judged. read: which number; epoch: of which checkpoint, if not the last."""
+    from antipode.analysis.analyse import ANALYSES as KNOWN
+    from antipode.evaluation.evaluate import evaluate
+
+    if protocol in ANALYSES:
+        return ["protocol", "data", "seed", "read", *KNOWN[protocol].options]
+    return [*list(inspect.signature(evaluate).parameters)[1:], "read", "epoch"]
+
+
+def judge(run: Run, judging: Mapping[str, Any], device: str) -> tuple[float, dict[str, Any]]:
+    """The number that was asked for, and all that was measured with it."""
+    settings = dict(judging)
+    read, epoch = settings.pop("read"), settings.pop("epoch", None)
+    if settings["protocol"] in ANALYSES:
+        result = analysed(run, device=device, **settings)
+        found: Any = result["checkpoints"][-1] if "checkpoints" in result else result
+    else:
+        from antipode.evaluation.evaluate import evaluate
+
+        if epoch is not None:  # a checkpoint does not know the run's division of the data
+            settings = {"holdout": run.config.holdout, "classes": run.config.classes, **settings}
+        result = evaluate(run if epoch is None else checkpoint_of(run, epoch), **{"device": device, **settings})
+        found = result["value"]
+    for name in read.split("."):
+        if name not in found:
+            raise AntipodeError(f"{settings['protocol']} gave {', '.join(found)}, but the study reads {read}.")
+        found = found[name]
+    return float(found), result
+
+
+def analysed(run: Run, *, protocol: str, data: Any, seed: int, device: str, **options: Any) -> dict[str, Any]:
+    """What `antipode analyse` measures of one run, without the figure."""
+    from antipode.analysis.analyse import ANALYSES as KNOWN
+    from antipode.analysis.inquiry import Inquiry
+    from antipode.devices import pick_device
+    from antipode.terminal import bars
+
+    with bars() as progress:
+        asked = Inquiry(data, pick_device(device), seed, progress=progress)
+        return KNOWN[protocol].measure(run, asked, **options)
+
+
+def checkpoint_of(run: Run, epoch: int) -> Path:
+    """The checkpoint at the end of an epoch of a finished run."""
+    checkpoints = dict(run.checkpoints())
+    step = max(checkpoints) * epoch // run.config.epochs
+    if step not in checkpoints:
+        raise AntipodeError(
+            f"{run.path} has no checkpoint of epoch {epoch}: it was begun without keep_epochs {epoch}. Remove it, or "
+            "use another --store."
+        )
+    return checkpoints[step]
