@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from inspect import signature
 from typing import Any
@@ -113,6 +113,11 @@ def averaging_gradients(module: nn.Module) -> nn.Module:
         "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False
     }
     return nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True, **buffers)
+
+
+def without_averaging(module: nn.Module) -> AbstractContextManager[None]:
+    """Within it the gradients of such a module only add up on each rank, for the next to be computed outside."""
+    return module.no_sync() if isinstance(module, nn.parallel.DistributedDataParallel) else nullcontext()
 
 
 def any_rank(*flags: bool) -> list[bool]:

@@ -244,6 +244,28 @@ def test_preview_writes_a_picture(photos, tmp_path):
     refused(command("data", "preview", photos, "--out", tmp_path / "p.png", "--views", "moco"), "moco", "Did you mean")
 
 
+def test_preview_shows_views_that_are_not_made_alike(photos, tmp_path):
+    done = command("data", "preview", photos, "--out", tmp_path / "p.png", "--views", "byol", "--images", "2")
+    assert done.returncode == 0, done.stderr
+    refused(command("data", "preview", photos, "--out", tmp_path / "p.png", "--views", "byul"), "Did you mean byol")
+    assert "byol-1 and byol-2" in command("data").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["study", "run", "eqco/table-5", "--sed", "1"],
+            ["--sed", "Did you mean --seeds?", "antipode study run --help"],
+        ),
+        (["data", "preview", "x", "--out", "p.png", "--view", "byol"], ["--view", "--views", "antipode data preview"]),
+        (["study", "--sed"], ["--sed", "`antipode study --help`"]),
+    ],
+)
+def test_an_unknown_option_of_a_command_of_a_command_names_the_nearest(words, said):
+    refused(command(*words), *said)
+
+
 def test_a_traceback_only_with_debug(tmp_path):
     done = command("pretrain", "moco-v2", "--data", "nowhere", "--out", tmp_path / "run", "--debug")
     assert "Traceback" in done.stderr

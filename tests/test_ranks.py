@@ -4,6 +4,7 @@ import datetime
 
 import pytest
 import torch
+from conftest import write_labelled
 from torch import distributed as dist
 from torch import multiprocessing
 
@@ -11,10 +12,13 @@ from antipode.config.catalogue import family_of
 from antipode.config.families import families_of
 from antipode.config.resolve import Layer, resolve
 from antipode.distributed import any_rank, average, averaging_gradients, gather, gather_with_gradient, mine, world
-from antipode.errors import UsageError
+from antipode.errors import AntipodeError, UsageError
 from antipode.methods.build import build_method
 from antipode.methods.method import Moment
 from antipode.randomness import generator
+from antipode.training.prepare import prepare
+from antipode.training.run import Run
+from antipode.training.summary import OnlineKNN
 
 N, STEPS = 16, 3
 SMALL = {
@@ -132,6 +136,34 @@ def test_a_gathered_tensor_gets_the_gradients_of_all_ranks(tmp_path):
     found = on_two_ranks(tmp_path, gathered_gradient)
     assert torch.equal(found["gradient"], 3 * 2 * torch.arange(8.0).view(4, 2))
     assert found["any"].tolist() == [True, False]
+
+
+def knn_of(folder, data):
+    fields = {**SMALL, "method": "moco-v2", "data": data, "device": "cpu", "bn_groups": 2, "normalise": "half"}
+    prepared = prepare(Run(folder / "run"), Layer("test", fields | {"resident": False}), None, resume=False)
+    prepared.settle_statistics(loader := prepared.loader(prepared.images))
+    return OnlineKNN(prepared).measure(loader, build_method(prepared.config))
+
+
+def shared_knn(folder):
+    return {name: torch.tensor(value) for name, value in knn_of(folder, "shapes=203x16").items()}
+
+
+def test_ranks_share_the_features_of_online_knn(tmp_path):
+    alone = shared_knn(tmp_path)["knn"]
+    assert on_two_ranks(tmp_path, shared_knn, tmp_path)["knn"] == alone > 0
+
+
+def starved_knn(folder):
+    with pytest.raises(AntipodeError, match="another process" if dist.get_rank() == 0 else "red"):
+        knn_of(folder, str(folder / "labelled"))
+    return {}
+
+
+def test_a_rank_that_cannot_read_its_share_keeps_no_other_waiting(tmp_path):
+    for image in (write_labelled(tmp_path / "labelled") / "red").iterdir():  # the second half of all
+        image.write_bytes(b"no image")
+    on_two_ranks(tmp_path, starved_knn, tmp_path)
 
 
 def refused():

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from antipode import __version__
-from antipode.cli import analyse, data, judge, pretrain, study
+from antipode.cli import analyse, data, doctor, judge, pretrain, study
 from antipode.errors import AntipodeError, UsageError, nearest
 
 
@@ -59,13 +59,22 @@ def complain(error: BaseException) -> int:
 
 def refuse_unknown(parser: argparse.ArgumentParser, words: list[str], unknown: list[str]) -> None:
     """An option that does not exist: name it and the nearest that does."""
-    commands = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction)).choices
-    command = next((commands[word] for word in words if word in commands), parser)
+    command = named_command(parser, words)
     known = [option for action in command._actions for option in action.option_strings]
     options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     lines = [f"{option}: there is no such option.{nearest(option, known)}" for option in options]
     lines = lines or [f"{word!r}: nothing takes this word." for word in unknown]
     raise UsageError("\n".join([*lines, f"`{command.prog} --help` lists what there is."]))
+
+
+def named_command(parser: argparse.ArgumentParser, words: list[str]) -> argparse.ArgumentParser:
+    """The command that the words name, or the command of that command."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            place = next((place for place, word in enumerate(words) if word in action.choices), None)
+            if place is not None:
+                return named_command(action.choices[words[place]], words[place + 1 :])
+    return parser
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -77,6 +86,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"antipode {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for part in (pretrain, judge, analyse, study, data):
+    for part in (pretrain, judge, analyse, study, data, doctor):
         part.add_commands(commands)
     return parser

@@ -94,7 +94,7 @@ def add_data(commands: Any) -> None:
 
 def run_data(options: argparse.Namespace) -> None:
     from antipode.data.named import NAMED
-    from antipode.views.policies import POLICIES
+    from antipode.views.policies import POLICIES, VIEWS
 
     print("named data sets (--data NAME or NAME=PATH):")
     for name, named in NAMED.items():
@@ -106,6 +106,8 @@ def run_data(options: argparse.Namespace) -> None:
     print("\naugmentation policies (--views NAME):")
     for name, policy in POLICIES.items():
         print(f"  {name:<18} {policy.describe()}")
+    for name, parts in VIEWS.items():
+        print(f"  {name:<18} {' and '.join(parts)} in turn")
 
 
 def run_preview(options: argparse.Namespace) -> None:

@@ -62,65 +62,72 @@ def whole_numbers(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers such as 20,200") from None
 
 
+SETTINGS = ("k", "temperature", "row", "lr", "epochs", "augment", "encoder_lr", "fraction", "labelled")
+
+
 def add_evaluate(commands: Any) -> None:
     command = add_command(
         commands,
         "evaluate",
         run_evaluate,
-        "judge a frozen backbone on labelled images",
+        "judge a backbone on labelled images",
         epilog="examples:\n"
         "  antipode evaluate runs/c --protocol knn --data cifar10=/data/cifar\n"
         "  antipode evaluate runs/c --protocol linear --data ./photos\n"
+        "  antipode evaluate runs/c --protocol semi --fraction 0.01 --data cifar10=/data/cifar\n"
+        "  antipode evaluate runs/c --protocol svm --data voc2007=/data/voc\n"
         "  antipode evaluate random --backbone resnet18 --stem small --image-size 32 --protocol knn --data cifar10\n",
     )
     add_backbone(command)
-    command.add_argument("--protocol", choices=("knn", "linear"), required=True, help="how to judge")
+    command.add_argument(
+        "--protocol",
+        choices=("knn", "linear", "transfer", "semi", "finetune", "svm"),
+        required=True,
+        help="how to judge: neighbours; a linear layer; the same with the settings for other data; fine-tuning with "
+        "few labels; fine-tuning; support vector machines",
+    )
     command.add_argument("--data", required=True, help="labelled images: a name, name=path, a folder, a list or a pack")
-    command.add_argument("--seed", type=int, default=0, help="of the linear layer and its held-out tenth")
+    command.add_argument("--seed", type=int, default=0, help="of classifiers, held-out tenths, folds and fractions")
     knn = command.add_argument_group("knn")
     knn.add_argument(
         "--k", type=whole_numbers, metavar="K,..", help="numbers of neighbours (default: 20,200, or what there is)"
     )
-    knn.add_argument(
-        "--temperature", type=float, default=0.1, metavar="T", help="votes weigh exp(cosine/T) (default: 0.1)"
-    )
-    linear = command.add_argument_group("linear")
-    linear.add_argument(
+    knn.add_argument("--temperature", type=float, metavar="T", help="votes weigh exp(cosine/T) (default: 0.1)")
+    trained = command.add_argument_group("linear, transfer, semi, finetune")
+    trained.add_argument(
         "--as",
         dest="row",
-        default="moco",
         metavar="NAME",
-        help="whose settings: moco, jcl-imagenet100, mochi-imagenet100, mochi-imagenet, byol (default: moco)",
+        help="whose settings. linear, transfer: moco (linear's default), jcl-imagenet100, mochi-imagenet100, "
+        "mochi-imagenet, byol, inaturalist2018, places205 (transfer's default is that of the data, else "
+        "inaturalist2018); semi, finetune: msbreg-1%%, msbreg-10%% (semi's default is the nearer), full",
     )
-    linear.add_argument(
+    trained.add_argument(
         "--lr",
         type=numbers,
         metavar="LR,..",
-        help="one rate, or several to choose from on held-out training images",
+        help="of the classifier: one rate, or several to choose from on held-out training images",
     )
-    linear.add_argument("--epochs", type=int, metavar="N", help="epochs; the drops keep their share of them")
+    trained.add_argument("--epochs", type=int, metavar="N", help="epochs; the drops keep their share of them")
+    linear = command.add_argument_group("linear, transfer")
     linear.add_argument(
-        "--augment", action="store_true", help="the faithful form: fresh crops and flips each epoch (slow)"
+        "--augment",
+        action="store_true",
+        default=None,
+        help="the faithful form: fresh crops and flips each epoch (slow)",
     )
+    tuned = command.add_argument_group("semi, finetune (--batch-size is that of a step; default: the settings')")
+    tuned.add_argument("--encoder-lr", type=numbers, metavar="LR,..", help="of the backbone; 0 leaves it as it is")
+    semi = command.add_argument_group("semi")
+    semi.add_argument("--fraction", type=float, metavar="SHARE", help="of every class that is labelled, e.g. 0.01")
+    semi.add_argument("--labelled", metavar="FILE", help="instead: the labelled training images, one name a line")
 
 
 def run_evaluate(options: argparse.Namespace) -> None:
     from antipode.evaluation.evaluate import evaluate
 
-    settings: dict[str, Any] = {"seed": options.seed}
-    if options.protocol == "knn":
-        settings |= {"k": options.k, "temperature": options.temperature}
-    else:
-        settings |= {
-            "row": options.row,
-            "lr": options.lr,
-            "epochs": options.epochs,
-            "augment": options.augment,
-        }
-    result = evaluate(
-        options.what, protocol=options.protocol, data=options.data, **backbone_options(options), **settings
-    )
-    print_result(result)
+    settings = {name: getattr(options, name) for name in ("protocol", "data", "seed", *SETTINGS)}
+    print_result(evaluate(options.what, **backbone_options(options), **settings))
 
 
 def backbone_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -136,9 +143,19 @@ def print_result(result: dict[str, Any]) -> None:
     print(f"{result['protocol']} on {result['data']} ({of})")
     for name, value in result["value"].items():
         print(f"  {name:<8} {value:.2f} %")
-    if "chosen_lr" in result["constants"]:
-        print(f"  with a learning rate of {result['constants']['chosen_lr']:g}")
+    if rates := rates_of(result["constants"]):
+        print(f"  with a learning rate of {rates}")
     print_broken(result.get("broken", {}))
+
+
+def rates_of(constants: dict[str, Any]) -> str:
+    if "chosen_lr" not in constants:
+        return ""
+    rates = f"{constants['chosen_lr']:g}"
+    if "chosen_encoder_lr" not in constants:
+        return rates
+    encoder = constants["chosen_encoder_lr"]
+    return f"{rates}, {encoder:g} for the encoder" if encoder else f"{rates}, the encoder frozen"
 
 
 def print_broken(broken: dict[str, str]) -> None:

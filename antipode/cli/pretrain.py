@@ -26,7 +26,9 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--out", required=True, metavar="RUN", help="the folder of the run")
     command.add_argument("--config", metavar="FILE", help="a TOML or JSON file of fields")
     command.add_argument("--resume", action="store_true", help="continue the run in RUN; start it if there is none")
-    command.add_argument("--dry-run", action="store_true", help="print the resolved configuration and stop")
+    command.add_argument(
+        "--dry-run", action="store_true", help="print the configuration, the memory and the hours, and stop"
+    )
     for section in SECTIONS:
         group = command.add_argument_group(section.__doc__ or "")
         for name, field in section.__annotations__.items():
@@ -75,7 +77,7 @@ def run_pretrain(options: argparse.Namespace) -> None:
     if not (options.resume and Path(options.out).exists()):
         resolve(given, file=file)  # a wrong field is told before torch is loaded
 
-    from antipode.distributed import process_group, rank
+    from antipode.distributed import process_group, rank, world
     from antipode.training.prepare import prepare
     from antipode.training.pretrain import train
     from antipode.training.run import Run
@@ -83,10 +85,13 @@ def run_pretrain(options: argparse.Namespace) -> None:
     run = Run(Path(options.out))
     with process_group():
         prepared = prepare(run, given, file, options.resume)
-        if rank() == 0:
+        ranks, speaks = world(), rank() == 0
+        if speaks:
             print_plan(prepared, everything=options.dry_run)
         if not options.dry_run:
             train(prepared, run)
+    if options.dry_run and speaks:
+        print_estimate(prepared, ranks)
 
 
 def print_plan(prepared: Any, everything: bool) -> None:
@@ -110,3 +115,63 @@ def print_plan(prepared: Any, everything: bool) -> None:
         f"{plan.images:,} images, {plan.steps_per_epoch:,} steps an epoch, {plan.steps:,} steps; "
         f"learning rate {prepared.config.learning_rate:g}; {prepared.precision} on {prepared.device}"
     )
+
+
+def print_estimate(prepared: Any, ranks: int) -> None:
+    """What the run will take, and how that was found."""
+    from rich.console import Console
+
+    from antipode.errors import AntipodeError, UsageError
+    from antipode.training.estimate import estimate_memory, estimate_time, take_sample
+    from antipode.training.pretrain import memory_errors
+
+    console = Console(highlight=False)
+    sample = take_sample(prepared)
+    try:
+        print_memory(prepared, estimate_memory(prepared, sample, ranks), ranks, console)
+    except UsageError:
+        raise
+    except AntipodeError as error:
+        console.print(f"memory: not known: {error}")
+    with memory_errors(prepared):
+        time = estimate_time(prepared, sample, ranks)
+    taken = "" if time.reserved is None else f" and {size(time.reserved)} of memory"
+    console.print(
+        f"time: about {hours(time.hours)} for {prepared.plan.steps:,} steps of {seconds(time.step)}. A step of "
+        f"{time.images} images took {seconds(time.seconds)}{taken} here just now, its views included; a worker needs "
+        f"{seconds(sample.seconds)} for an image. Not counted: compiling, checkpoints, online k-NN, and what processes "
+        "say to each other."
+    )
+
+
+def print_memory(prepared: Any, memory: dict[str, int], ranks: int, console: Any) -> None:
+    from rich.table import Table
+
+    from antipode.data.machine import free_memory
+
+    config, total, free = prepared.config, sum(memory.values()), free_memory(prepared.device)
+    where = f"{prepared.device}, of which {size(free)} are free" + (", for each process" if ranks > 1 else "")
+    console.print(f"memory: about {size(total)} on {where}, and what kernels need to work in")
+    held = config.batch_size // ranks // config.accumulate
+    about = {"activations": f"of {held} images in {prepared.precision}, by tracing a step", "images": "all, decoded"}
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, count in memory.items():
+        table.add_row(f"  {name}", size(count), about.get(name, ""))
+    console.print(table)
+    if total > free:
+        console.print("It will not fit: lower --batch-size or --image-size, or give --accumulate or --resident false.")
+
+
+def size(count: float) -> str:
+    unit, power = next(((unit, power) for unit, power in (("GiB", 30), ("MiB", 20)) if count >= 2**power), ("KiB", 10))
+    return f"{count / 2**power:.1f} {unit}"
+
+
+def seconds(count: float) -> str:
+    return f"{count:.2f} s" if count >= 1 else f"{1000 * count:.3g} ms"
+
+
+def hours(count: float) -> str:
+    if count >= 1:
+        return f"{count:.1f} hours"
+    return f"{60 * count:.1f} minutes" if 60 * count >= 1 else f"{3600 * count:.0f} seconds"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pydantic import ValidationInfo, model_validator
 
 from antipode.config.fields import (
@@ -36,6 +38,12 @@ class Config(RunningFields, OptimisationFields, ModelFields, ViewFields, DataFie
             raise ValueError(
                 f"bn_groups: given {self.bn_groups} for a batch_size of {self.batch_size}; "
                 f"each group needs 2 images, so at most {self.batch_size // 2} groups"
+            )
+        whole = self.accumulate if self.bn_groups == 1 else math.lcm(self.accumulate, self.bn_groups)
+        if self.accumulate > 1 and self.batch_size % whole:
+            raise ValueError(
+                f"accumulate: given {self.accumulate} with bn_groups {self.bn_groups}; all parts must be alike, so "
+                f"batch_size ({self.batch_size}) must be a multiple of {whole}"
             )
         if (self.mean is None) != (self.std is None):
             raise ValueError("mean and std: give both or neither")
@@ -79,6 +87,13 @@ class Config(RunningFields, OptimisationFields, ModelFields, ViewFields, DataFie
 class EmbeddingConfig(DispersionFields, EmbeddingFields, Config):
     """What every method has whose loss sees embeddings."""
 
+    @model_validator(mode="after")
+    def embedding_is_consistent(self) -> EmbeddingConfig:
+        for name in ("singular_weight", "uniformity_weight"):
+            if self.accumulate > 1 and getattr(self, name):
+                raise ValueError(f"accumulate: the loss of {name} compares all images of a batch: it must come at once")
+        return self
+
     @property
     def needs_the_host(self) -> bool:
         return self.singular_weight > 0 and self.singular_form == "nuclear"  # a singular value decomposition
@@ -96,6 +111,8 @@ class ContrastiveConfig(MixingFields, JointFields, ContrastiveFields, EmbeddingC
                 "key_encoder: online takes negatives_from batch and one key, and asks both ways as it is: leave out "
                 "symmetric"
             )
+        if self.accumulate > 1 and self.negatives_from == "batch":
+            raise ValueError("accumulate: with negatives_from batch the negatives are the batch: it must come at once")
         if self.positives == "repeated" and (self.negatives_from == "batch" or self.symmetric):
             raise ValueError("positives: repeated is for negatives_from queue, one way")
         if self.mix_until is not None and self.pairs != self.with_query:
@@ -122,6 +139,14 @@ class ContrastiveConfig(MixingFields, JointFields, ContrastiveFields, EmbeddingC
 
 class RegressionConfig(RegressionFields, EmbeddingConfig):
     """A regression run, in full."""
+
+    @model_validator(mode="after")
+    def regression_is_consistent(self) -> RegressionConfig:
+        if self.accumulate > 1 and self.joint_statistics:
+            raise ValueError(
+                "accumulate: with joint_statistics the views share the statistics of one batch: it must come at once"
+            )
+        return self
 
     @property
     def learning_rate(self) -> float:

@@ -192,6 +192,9 @@ class OptimisationFields(Section):
 
     epochs: Count = Field(200, description="passes over the data")
     batch_size: int = Field(256, ge=2, description="images a step, over all ranks")
+    accumulate: Count = Field(
+        1, description="parts in which a step is computed, to hold less at once; refused where the result would differ"
+    )
     lr: Positive | None = Field(None, description="learning rate, absolute")
     base_lr: Positive | None = Field(0.03, description="learning rate per 256 images a step; unused where lr is given")
     optimizer: Literal["sgd", "adamw", "lars"] = Field("sgd", description="optimiser")

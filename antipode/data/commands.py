@@ -18,7 +18,7 @@ from antipode.randomness import generator
 from antipode.report.contact_sheet import contact_sheet
 from antipode.views.apply import apply
 from antipode.views.draw import draw
-from antipode.views.policies import POLICIES
+from antipode.views.policies import POLICIES, VIEWS
 
 
 def pack_data(
@@ -54,8 +54,8 @@ def preview(
     seed: int = 0,
 ) -> None:
     """A contact sheet: each row an image and `count` of its views."""
-    if views not in POLICIES:
-        raise UsageError(f"views: {views!r} is not known.{nearest(views, POLICIES)} Allowed: {', '.join(POLICIES)}.")
+    if views not in (known := [*VIEWS, *POLICIES]):
+        raise UsageError(f"views: {views!r} is not known.{nearest(views, known)} Allowed: {', '.join(known)}.")
     source = open_images(data, "train", holdout=0.0)
     chosen = torch.randperm(len(source), generator=generator(seed, "preview"))[:images]
     _, canvas = next(Loader(source, resident=False).batches([chosen]))
@@ -70,6 +70,7 @@ def preview(
 
 def make_view(canvas: Canvas, views: str, size: int, seed: int, number: int) -> np.ndarray:
     """One view of each image, as (N, H, W, C) uint8 for looking at."""
-    table = draw(POLICIES[views], len(canvas), generator(seed, "views", 0, number))
+    names = VIEWS.get(views, (views,))  # views that are not made alike take turns
+    table = draw(POLICIES[names[number % len(names)]], len(canvas), generator(seed, "views", 0, number))
     view = apply(canvas, table, size=size, mean=[0.0] * canvas.channels, std=[1.0] * canvas.channels)
     return (view.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()

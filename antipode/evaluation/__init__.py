@@ -1,1 +1,1 @@
-"""Protocols: a frozen backbone and labelled data in, a number out."""
+"""Protocols: a backbone and labelled data in, a number out."""

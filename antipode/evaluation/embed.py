@@ -17,7 +17,8 @@ from antipode.data.subsets import keep_classes
 from antipode.devices import memory_errors, pick_device
 from antipode.errors import UsageError
 from antipode.evaluation.embedding import check_path, near_duplicates, neighbour_sheet, save_features
-from antipode.evaluation.evaluate import MEMORY_ADVICE, Subject, check_features, division
+from antipode.evaluation.evaluate import MEMORY_ADVICE, check_features, division
+from antipode.evaluation.subject import Subject
 from antipode.loading import Spec, load
 from antipode.terminal import bars
 

@@ -89,6 +89,11 @@ def frozen(backbone: nn.Module) -> Iterator[None]:
 
 @torch.inference_mode()
 def forward(backbone: nn.Module, images: Tensor, precision: str) -> Tensor:
+    """`encode`, without a gradient."""
+    return encode(backbone, images, precision)
+
+
+def encode(backbone: nn.Module, images: Tensor, precision: str) -> Tensor:
     """(N, F) float32. A map (N, F, H, W) is averaged over its places."""
     if images.is_cuda:
         images = images.contiguous(memory_format=torch.channels_last)
@@ -152,9 +157,21 @@ class AugmentedFeatures:
         )
 
     def epoch(self, batches: Iterable[Tensor], seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        seen = self.preprocess
         with frozen(self.backbone.to(self.device)):
-            for step, (indices, canvas) in enumerate(self.loader.batches(batches)):
-                table = draw(self.policy, len(indices), generator(seed, "linear-views", epoch, step))
-                views = apply(canvas, table, size=seen.size, mean=seen.mean, std=seen.std)
+            for indices, views in fresh_views(self.loader, batches, self.preprocess, seed, epoch, self.policy):
                 yield indices, forward(self.backbone, views.to(self.device), self.precision)
+
+
+def fresh_views(
+    loader: Loader,
+    batches: Iterable[Tensor],
+    seen: Preprocess,
+    seed: int,
+    epoch: int,
+    policy: Policy = LINEAR_VIEWS,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each batch of indices, the indices delivered (n,) on the CPU and a view (n, C, S, S) of each image, drawn
+    for this epoch."""
+    for step, (indices, canvas) in enumerate(loader.batches(batches)):
+        table = draw(policy, len(indices), generator(seed, "linear-views", epoch, step))
+        yield indices, apply(canvas, table, size=seen.size, mean=seen.mean, std=seen.std)

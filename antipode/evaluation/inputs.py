@@ -22,11 +22,22 @@ def class_numbers(labels: Tensor | np.ndarray | None, whose: str) -> Tensor:
         )
     numbers = torch.as_tensor(labels).to("cpu", torch.int64)
     if numbers.dim() != 1:
-        raise UsageError(f"labels: {whose} may have several each, and this protocol takes one an image.")
+        raise UsageError(
+            f"labels: {whose} may have several each, and this protocol takes one an image. For several there is svm."
+        )
     without = int((numbers < 0).sum())
     if without:
         raise UsageError(f"labels: {without} of {len(numbers)} of {whose} have none. Leave those images out.")
     return numbers
+
+
+def class_marks(labels: Tensor | np.ndarray | None, classes: int, whose: str) -> np.ndarray:
+    """labels as (N, classes) int8: 1 the image shows the class, -1 it does not, 0 it is not to be judged by. What has
+    one label an image shows its class alone."""
+    if isinstance(labels, np.ndarray) and labels.ndim == 2:
+        return labels
+    numbers = class_numbers(labels, whose).numpy()
+    return np.where(numbers[:, None] == np.arange(classes), 1, -1).astype(np.int8)
 
 
 def usable_rows(features: Tensor) -> Tensor:

@@ -47,8 +47,8 @@ PROTOCOLS = {
     "mochi-imagenet100": LinearProtocol(lr=(10.0,), batch_size=128, epochs=60, drops=(30, 40, 50)),
     # 0.2 per 256 images; no drop is stated
     "byol": LinearProtocol(lr=(0.2 * 1024 / 256,), batch_size=1024, epochs=80, drops=(), nesterov=True),
-    # transfer: x0.1 twice at equal intervals
-    "inaturalist": LinearProtocol(lr=(0.2,), epochs=84, drops=(28, 56), weight_decay=1e-4),
+    # MSBReg's transfer, by the data's name: x0.1 twice at equal intervals
+    "inaturalist2018": LinearProtocol(lr=(0.2,), epochs=84, drops=(28, 56), weight_decay=1e-4),
     "places205": LinearProtocol(lr=(0.2,), epochs=28, drops=(9, 19), weight_decay=1e-4),
 }
 
@@ -188,7 +188,7 @@ def train_linear(
 
     batches: epoch (from 0) -> features (n, dim) and labels (n,) of each mini-batch.
     """
-    start = 0.01 * torch.randn(classes, dim, generator=generator(seed, "linear-start"))
+    start = first_weights(classes, dim, seed)
     rates = torch.tensor(protocol.lr, device=device)[:, None]
     bias = torch.zeros(len(rates), classes, device=device)
     layers = Layers(start.repeat(len(rates), 1, 1).to(device), bias)
@@ -200,6 +200,11 @@ def train_linear(
         if progress:
             progress(epoch + 1)
     return layers
+
+
+def first_weights(classes: int, dim: int, seed: int) -> Tensor:
+    """(C, F) from N(0, 0.01)."""
+    return 0.01 * torch.randn(classes, dim, generator=generator(seed, "linear-start"))
 
 
 def sgd_step(

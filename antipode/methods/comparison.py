@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from antipode.distributed import rank
+from antipode.methods.method import Inputs
 from antipode.objectives.contrastive import NOTHING
 from antipode.objectives.mixing import Synthetic, highest_score, proxy_accuracy
 from antipode.randomness import lots
@@ -38,9 +39,9 @@ class Comparison:
         return Comparison(query, keys, self.negatives.detach(), allowed, rows, self.lot)
 
 
-def rows_of(query: Tensor) -> Tensor:
-    """(n,): the numbers of this rank's queries in the whole batch."""
-    return rank() * len(query) + torch.arange(len(query), device=query.device)
+def rows_of(query: Tensor, inputs: Inputs) -> Tensor:
+    """(n,): the numbers of these queries in the whole batch, of which they are this rank's part, or a part of that."""
+    return inputs.get("place", rank()) * len(query) + torch.arange(len(query), device=query.device)
 
 
 def drawn(lot: Tensor, rows: Tensor, count: int, candidates: int, allowed: Tensor | None, shared: bool) -> Tensor:

@@ -7,6 +7,7 @@ queue; SiMo a slow copy and the batch; SimCLR the network itself and the batch; 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -16,7 +17,7 @@ from antipode.distributed import gather, gather_with_gradient, mine
 from antipode.methods.comparison import HEALTH_QUERIES, Comparison, drawn, rows_of, signs_of_health
 from antipode.methods.dispersion import Dispersion
 from antipode.methods.method import Encoder, Inputs, Method, Moment, Step
-from antipode.modules.norms import in_passes, split_groups
+from antipode.modules.norms import groups_of, in_passes, refuse_shared_statistics, split_groups
 from antipode.modules.queue import KeyQueue
 from antipode.modules.slow_copy import follow, momentum_at, slow_copy
 from antipode.objectives import info_nce
@@ -72,7 +73,7 @@ class Contrastive(Method):
         self.online = encoder
         self.slow = None if key_momentum is None else slow_copy(encoder)
         if self.slow is not None and key_chunks > 1:
-            split_groups(self.slow, key_chunks)
+            split_groups(self.slow, key_chunks, batches=2 if together else 1)
         self.queue = queue
         self.temperature, self.alpha = temperature, alpha
         self.key_momentum, self.momentum_schedule = key_momentum, momentum_schedule
@@ -114,6 +115,23 @@ class Contrastive(Method):
     def phase(self, moment: Moment) -> int:
         """1 from the epoch on in which negatives are mixed."""
         return int(self.mixing is not None and moment.epoch >= self.mixing_warmup)
+
+    def split(self, parts: int) -> None:
+        """The keys, which take no gradient, are encoded for the whole batch in passes of their own, as large as a part
+        where the groups allow it."""
+        assert self.slow is not None
+        batches = 2 if self.together else 1
+        refuse_shared_statistics(self.online, parts, batches=batches)
+        split_groups(self.online, parts, batches=batches)
+        passes = math.gcd(parts, *(groups // batches for groups in groups_of(self.slow)))
+        split_groups(self.slow, passes, batches=batches)
+        self.key_chunks *= passes
+        self.parts = parts
+
+    def of_the_whole(self, views: Sequence[Tensor], inputs: Inputs) -> dict[str, Tensor]:
+        """keys (directions, N, M, D); key_labels (N,), with the oracle."""
+        labels = {"key_labels": gather(inputs["labels"])} if self.labels else {}
+        return {"keys": torch.stack(self.slow_keys(views, inputs)), **labels}
 
     def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> Step:
         inputs = inputs or {}
@@ -162,25 +180,29 @@ class Contrastive(Method):
     def compare_with_slow_keys(self, views: Sequence[Tensor], inputs: Inputs) -> tuple[list[Comparison], Tensor]:
         """MoCo's order: the query's forward; then, without gradient, the slow copy moves and encodes the keys. The
         second result is what enters the queue when the step is over, so that no query meets its own key there."""
-        first, *rest = views
+        first, second, *_ = views
         if self.positives == "repeated":
             first = first.repeat_interleave(self.keys, dim=0)
-        asked = [first, rest[0]] if self.symmetric else [first]
-        answered = [rest, [first]] if self.symmetric else [rest]
-        queries = self.encode(self.online, asked)
-        assert self.slow is not None and self.key_momentum is not None
-        with torch.no_grad():
-            follow(self.slow, self.online, inputs.get("key_momentum", self.key_momentum))
-            keys = self.encode_keys(answered, inputs.get("order"))
-            means = [self.mean_key(each) for each in keys]
+        queries = self.encode(self.online, [first, second] if self.symmetric else [first])
+        keys = inputs["keys"] if "keys" in inputs else self.slow_keys(views, inputs)
+        means = [self.mean_key(each) for each in keys]
         comparisons = []
         for direction, (query, key, mean) in enumerate(zip(queries, keys, means, strict=True)):
             negatives = mean if self.queue is None else self.queue.keys
             if self.positives == "repeated":
                 key = key.flatten(0, 1)[:, None]
             allowed = self.allowed(query, negatives, inputs, direction)
-            comparisons.append(Comparison(query, mine(key), negatives, allowed, *self.to_mix(query, inputs, direction)))
+            rows, lot = self.to_mix(query, inputs, direction)
+            comparisons.append(Comparison(query, key[rows], negatives, allowed, rows, lot))
         return comparisons, torch.cat(means)
+
+    @torch.no_grad()
+    def slow_keys(self, views: Sequence[Tensor], inputs: Inputs) -> list[Tensor]:
+        """The slow copy moves and encodes the keys: for each direction (N, M, D), as `encode_keys`."""
+        assert self.slow is not None and self.key_momentum is not None
+        follow(self.slow, self.online, inputs.get("key_momentum", self.key_momentum))
+        first, *rest = views
+        return self.encode_keys([rest, [first]] if self.symmetric else [rest], inputs.get("order"))
 
     def compare_views(self, views: Sequence[Tensor], inputs: Inputs) -> list[Comparison]:
         """SimCLR: both views in one forward pass, so in one set of batch statistics, as in its released code; each
@@ -201,7 +223,9 @@ class Contrastive(Method):
         """Each batch through the network: one by one, or together where the norms keep their groups apart; or in
         chunks, to hold less at once."""
         if self.together and len(batches) > 1:
-            return network(torch.cat(list(batches))).chunk(len(batches))
+            passes = [torch.cat(parts) for parts in zip(*(batch.chunk(chunks) for batch in batches), strict=True)]
+            outputs = in_passes(network, passes).unflatten(0, (chunks, len(batches), -1))
+            return outputs.transpose(0, 1).flatten(1, 2).unbind()
         return [in_passes(network, batch.chunk(chunks)) for batch in batches]
 
     def encode_keys(self, answered: Sequence[Sequence[Tensor]], order: Tensor | None) -> list[Tensor]:
@@ -230,7 +254,7 @@ class Contrastive(Method):
     def allowed(self, query: Tensor, negatives: Tensor, inputs: Inputs, direction: int) -> Tensor | None:
         """(n, K): which negatives count for each of this rank's queries. Of the batch never the image's own; with the
         oracle none of its class; and of those left only the drawn ones."""
-        candidates, rows = len(negatives), rows_of(query)
+        candidates, rows = len(negatives), rows_of(query, inputs)
         allowed, at_hand = None, candidates
         if self.queue is None:
             views = 2 if self.both_views else 1
@@ -254,10 +278,11 @@ class Contrastive(Method):
         """The classes that enter the queue with the keys."""
         if not self.labels or self.queue is None:
             return {}
-        return {"labels": gather(inputs["labels"]).repeat(2 if self.symmetric else 1)}
+        labels = inputs["key_labels"] if "key_labels" in inputs else gather(inputs["labels"])
+        return {"labels": labels.repeat(2 if self.symmetric else 1)}
 
     def to_mix(self, query: Tensor, inputs: Inputs, direction: int) -> tuple[Tensor, Tensor | None]:
-        return rows_of(query), inputs["mixing"][direction] if "mixing" in inputs else None
+        return rows_of(query, inputs), inputs["mixing"][direction] if "mixing" in inputs else None
 
     def finish(self, step: Step) -> None:
         """The keys enter the queue. (The backward pass has read it by now: no copy needed.)"""

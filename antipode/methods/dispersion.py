@@ -38,7 +38,8 @@ class Dispersion:
         losses = {}
         with torch.autocast(embeddings.device.type, enabled=False):
             if self.brownian_weight:
-                directions = brownian_directions(inputs["brownian_lot"], embeddings, per_view=self.brownian_per_view)
+                lot, place = inputs["brownian_lot"], inputs.get("place", rank())
+                directions = brownian_directions(lot, embeddings, per_view=self.brownian_per_view, place=place)
                 losses["brownian_loss"] = self.brownian_weight * brownian_loss(embeddings, directions)
             if self.singular_weight or self.uniformity_weight:
                 embeddings = gather_with_gradient(embeddings)
@@ -51,14 +52,15 @@ class Dispersion:
         return losses
 
 
-def brownian_directions(lot: Tensor, like: Tensor, *, per_view: bool = False) -> Tensor:
-    """Directions uniform on the sphere (mean 0, covariance I/D): (n, 1, D), or (n, K, D) per view, of this rank's rows.
+def brownian_directions(lot: Tensor, like: Tensor, *, per_view: bool = False, place: Tensor | int = 0) -> Tensor:
+    """Directions uniform on the sphere (mean 0, covariance I/D): (n, 1, D), or (n, K, D) per view.
 
-    like: the embeddings (n, K, D). A Gaussian vector, normalised: its entries are had by the inverse of the normal
-    distribution, up to a factor, from numbers in (-1, 1) of 23 random bits, which float32 holds exactly.
+    like: the embeddings (n, K, D), and place: which of the parts of that size of the whole batch they are. A Gaussian
+    vector, normalised: its entries are had by the inverse of the normal distribution, up to a factor, from numbers in
+    (-1, 1) of 23 random bits, which float32 holds exactly.
     """
     n, views, dim = like.shape
     parts = views if per_view else 1
-    rows = rank() * n * parts + torch.arange(n * parts, device=like.device)
+    rows = place * n * parts + torch.arange(n * parts, device=like.device)
     uniform = ((lots(lot, rows, dim) >> 39) + 0.5) * 2.0**-22 - 1.0
     return F.normalize(torch.erfinv(uniform), dim=1).view(n, parts, dim).to(like.dtype)

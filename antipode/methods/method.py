@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from antipode.distributed import rank
+from antipode.modules.norms import refuse_shared_statistics, split_groups
+
 Inputs = Mapping[str, Tensor]
 
 
@@ -30,6 +33,13 @@ class Step:
     health: dict[str, Tensor]
     embedding: Tensor  # (N, dim), of the first view, without gradient
     keep: dict[str, Tensor] = field(default_factory=dict)  # what the memory takes when the step is over
+
+
+def joined(steps: Sequence[Step]) -> Step:
+    """The step of a batch that came in equal parts: means of what they measured; the memory is of the whole batch."""
+    health = {name: torch.stack([step.health[name] for step in steps]).mean() for name in steps[0].health}
+    loss = torch.stack([step.loss.detach() for step in steps]).mean()
+    return Step(loss, health, torch.cat([step.embedding for step in steps]), steps[-1].keep)
 
 
 class Encoder(nn.Module):
@@ -56,12 +66,14 @@ class Method(nn.Module):
 
     online: what takes a gradient. slow: its moving average, where there is one.
     views: how many views of an image a step takes. labels: whether it takes the images' labels too.
+    parts: in how many parts the batch goes through the networks (`split`).
     """
 
     online: nn.Module
     slow: nn.Module | None
     views: int
     labels: bool = False
+    parts: int = 1
 
     @property
     def backbone(self) -> nn.Module:
@@ -80,6 +92,28 @@ class Method(nn.Module):
     def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> Step:
         """views: (n, C, H, W) each, of this rank's images; inputs: of `inputs`, on their device."""
         raise NotImplementedError
+
+    def split(self, parts: int) -> None:
+        """Batches come in so many equal parts from now on, to hold less at once: the mean of the parts' losses is the
+        loss of the batch. The norms keep their groups, which must stay whole."""
+        refuse_shared_statistics(self, parts)
+        split_groups(self, parts)
+        self.parts = parts
+
+    def of_the_whole(self, views: Sequence[Tensor], inputs: Inputs) -> dict[str, Tensor]:
+        """What each part of a batch needs of the whole of it, without gradient: added to the inputs of each."""
+        return {}
+
+    def in_parts(self, views: Sequence[Tensor], inputs: Inputs) -> list[tuple[list[Tensor], Inputs]]:
+        """The views and inputs of each part of this rank's images. place: which part of the whole batch it is."""
+        shared = {**inputs, **self.of_the_whole(views, inputs)}
+        found: list[tuple[list[Tensor], Inputs]] = []
+        for number, part in enumerate(zip(*(view.chunk(self.parts) for view in views), strict=True)):
+            own = {"place": torch.full((), rank() * self.parts + number, device=part[0].device)}
+            if "labels" in inputs:
+                own["labels"] = inputs["labels"].chunk(self.parts)[number]
+            found.append((list(part), shared | own))
+        return found
 
     def finish(self, step: Step) -> None:
         """After the optimiser."""

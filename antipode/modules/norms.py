@@ -9,10 +9,10 @@ number of ranks only where.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import TypeGuard
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from antipode.modules.backbones import StemConv
 from antipode.modules.names import NORMS
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
+Part = TypeVar("Part")
 
 
 class GroupedBatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -143,30 +144,54 @@ def part_batch_norms(module: nn.Module, groups: int, batches: int = 1) -> None:
         replace_batch_norms(module, partial(GroupedBatchNorm, groups * batches // ranks))
 
 
-def split_groups(module: nn.Module, passes: int) -> None:
-    """Make the grouped norms inside ready for a batch that comes in so many passes of whole groups, in place."""
+def split_groups(module: nn.Module, passes: int, *, batches: int = 1) -> None:
+    """Make the grouped norms inside ready for a batch that comes in so many passes of whole groups, in place. batches:
+    as in `part_batch_norms`."""
     for norm in module.modules():
         if isinstance(norm, GroupedBatchNorm):
-            if norm.groups % passes:
-                raise UsageError(f"key_chunks: given {passes}; it must divide the {norm.groups} groups of the norms.")
+            if norm.groups % (batches * passes):
+                groups = norm.groups // batches
+                raise UsageError(f"key_chunks: given {passes}; it must divide the {groups} groups of the norms.")
             norm.groups //= passes
 
 
+def groups_of(module: nn.Module) -> list[int]:
+    """Over how many parts of a batch each norm inside computes its statistics; norms without a batch have none."""
+    norms = (norm for norm in module.modules() if isinstance(norm, nn.modules.batchnorm._BatchNorm))
+    return [norm.groups if isinstance(norm, GroupedBatchNorm) else 1 for norm in norms]
+
+
+def refuse_shared_statistics(module: nn.Module, parts: int, *, batches: int = 1) -> None:
+    """Raise UsageError where batch statistics inside are of images that so many parts of a batch would hold apart."""
+    groups = math.gcd(*groups_of(module)) // batches
+    if groups % parts:
+        have = "the whole batch" if groups == 1 else f"{groups} groups of the batch, which {parts} does not divide"
+        raise UsageError(
+            f"accumulate: given {parts}, but norms take their statistics from {have}. Computed in parts they would be "
+            f"other ones. Give --bn-groups as a multiple of {parts * world()}, or take norms without a batch (--norm, "
+            "--head-norm)."
+        )
+
+
 def in_passes(network: nn.Module, parts: Sequence[Tensor]) -> Tensor:
-    """The outputs of a batch that comes in parts. Running statistics move towards the mean of the parts', as if all had
-    come at once."""
-    if len(parts) == 1:
-        return network(parts[0])
+    """The outputs of a batch that comes in parts."""
+    return torch.cat([network(part) for part in one_by_one(network, parts)])
+
+
+def one_by_one(network: nn.Module, parts: Sequence[Part]) -> Iterator[Part]:
+    """Gives the parts of a batch, each to be taken through the network before the next. Running statistics move towards
+    the mean of the parts', as if all had come at once."""
     running = [buffer for name, buffer in network.named_buffers() if name.endswith(("running_mean", "running_var"))]
+    if len(parts) == 1 or not running:
+        yield from parts
+        return
     before, total = [buffer.clone() for buffer in running], [torch.zeros_like(buffer) for buffer in running]
-    outputs = []
     for part in parts:
-        outputs.append(network(part))
+        yield part
         torch._foreach_add_(total, running)
         torch._foreach_copy_(running, before)
     torch._foreach_div_(total, len(parts))
     torch._foreach_copy_(running, total)
-    return torch.cat(outputs)
 
 
 def replace_batch_norms(module: nn.Module, make: Callable[..., nn.Module]) -> None:

@@ -129,8 +129,7 @@ class Training:
         """Write a checkpoint, but never one of weights that are lost. All ranks call it, and the first writes."""
         if self.step == self.saved_step:
             return
-        # Running statistics are linear in those of each batch: their mean over ranks is what one rank would have.
-        average(buffer for name, buffer in self.method.named_buffers() if name.endswith(("_mean", "_var")))
+        self.average_statistics()
         sums, steps = self.meter.state()
         average(sums.values())
         self.saved_at, self.saved_step = time.monotonic(), self.step
@@ -149,6 +148,10 @@ class Training:
         self.run.save(self.step, tensors, meta)
         per_epoch = self.plan.steps_per_epoch
         self.run.prune(self.config.keep_last, {epoch * per_epoch for epoch in self.config.keep_epochs})
+
+    def average_statistics(self) -> None:
+        """Running statistics are linear in those of each batch: their mean over ranks is what one rank would have."""
+        average(buffer for name, buffer in self.method.named_buffers() if name.endswith(("_mean", "_var")))
 
     def train(
         self,
@@ -230,15 +233,16 @@ class Training:
         record |= {name: round(value, 6) for name, value in self.meter.read().items()}
         record["lr"] = self.learning_rate(self.step - 1)
         check_finite(record["loss"], self.step, self.run.last_good())
-        if log is None:
-            return
-        record |= {name: round(value, 6) for name, value in spread(step.embedding).items()}
         every = self.config.knn_every
         if online is not None and every and self.epoch_is_over and self.epoch % every == 0:
+            self.average_statistics()
             try:
                 record |= online()
             except AntipodeError as error:  # a run must not die of being looked at
                 listener.warn(f"online k-NN failed: {error}")
+        if log is None:
+            return
+        record |= {name: round(value, 6) for name, value in spread(step.embedding).items()}
         log.write(record)
         listener.line(record)
         for warning in warnings(record):

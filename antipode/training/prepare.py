@@ -117,10 +117,11 @@ def prepare(run: Run, given: Layer, file: Layer | None, resume: bool, source: An
         count = len(images.classes) if images.classes else int(images.labels.max()) + 1
         resolved = settled(resolved, {"class_count": count}, "the data's labels")
     config = resolved.config
-    if config.batch_size % world():
+    shares = world() * config.accumulate
+    if config.batch_size % shares:
         raise UsageError(
-            f"batch_size: given {config.batch_size} for {world()} processes; it is over all of them and must be a "
-            f"multiple of {world()}."
+            f"batch_size: given {config.batch_size} for {world()} processes and accumulate {config.accumulate}; it is "
+            f"over all of them and must be a multiple of {shares}."
         )
     plan = Plan(len(images), config.batch_size, config.epochs, config.seed)
     return Prepared(resolved, images, source, exists, device, pick_precision(config.precision, device), plan)

@@ -133,6 +133,8 @@ def build(prepared: Prepared, run: Run, backbone: nn.Module | None) -> Method:
     """The method on its device, from its seed or from the weights of --init."""
     config = prepared.config
     method = build_method(config, backbone)
+    if config.accumulate > 1:
+        method.split(config.accumulate)
     if config.init and not run.checkpoints():
         initialise(method.backbone, config.init)
         if method.slow is not None:

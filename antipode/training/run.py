@@ -10,6 +10,7 @@ results.json      every number with its protocol, epoch and seed
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -148,10 +149,12 @@ class Run:
                 path.unlink(missing_ok=True)
 
     def add_result(self, result: dict[str, Any]) -> None:
-        """Append to results.json."""
+        """Append to results.json. Of several processes that do so at once, each waits for the others."""
         path = self.path / "results.json"
-        results = json.loads(path.read_text()) if path.is_file() else []
-        write_text(path, json.dumps([*results, {**result, "time": now()}], indent=2) + "\n")
+        with open(self.path / ".results.lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # let go of when closed, or when the process dies
+            results = json.loads(path.read_text()) if path.is_file() else []
+            write_text(path, json.dumps([*results, {**result, "time": now()}], indent=2) + "\n")
 
 
 def now() -> str:

@@ -8,11 +8,14 @@ changes what is computed beyond rounding.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 
-from antipode.methods.method import Inputs, Method, Step
+from antipode.distributed import without_averaging
+from antipode.methods.method import Inputs, Method, Step, joined
+from antipode.modules.norms import one_by_one
 from antipode.training.checkpoint import restore_training_state, training_state
 
 WARM_UP_STEPS = 3
@@ -51,22 +54,41 @@ class PlainStep:
 
     def take(self, views: list[Tensor], inputs: Inputs) -> Step:
         self.optimizer.zero_grad(set_to_none=True)
-        dtype = AUTOCAST.get(self.precision)
-        # The cache of cast weights would outlive a recording.
-        with torch.autocast(views[0].device.type, dtype, enabled=dtype is not None, cache_enabled=False):
-            step: Step = self.forward(views, inputs)
+        step = self.backward(views, inputs) if self.method.parts == 1 else self.accumulate(views, inputs)
         if self.scaler is None:
-            step.loss.backward()
             self.clip()
             self.optimizer.step()
         else:
-            self.scaler.scale(step.loss).backward()
             self.scaler.unscale_(self.optimizer)
             self.clip()
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.method.finish(step)
         return step
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        dtype = AUTOCAST.get(self.precision)
+        # The cache of cast weights would outlive a recording.
+        return torch.autocast(device.type, dtype, enabled=dtype is not None, cache_enabled=False)
+
+    def backward(self, views: list[Tensor], inputs: Inputs) -> Step:
+        """Adds the gradient of the loss; of a part of a batch, its share in that of the batch."""
+        with self.autocast(views[0].device):
+            step: Step = self.forward(views, inputs)
+        loss = step.loss / self.method.parts
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        return step
+
+    def accumulate(self, views: list[Tensor], inputs: Inputs) -> Step:
+        """The same for a batch that comes in parts, of which one is held at a time. Ranks exchange the gradients with
+        the last."""
+        with self.autocast(views[0].device):
+            parts = self.method.in_parts(views, inputs)
+        steps = []
+        for number, part in enumerate(one_by_one(self.method, parts), 1):
+            with nullcontext() if number == len(parts) else without_averaging(self.forward):
+                steps.append(self.backward(*part))
+        return joined(steps)
 
     def clip(self) -> None:
         if self.clip_norm is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 
 from antipode.data.images import refuse_multi_label
 from antipode.data.loader import Loader
-from antipode.errors import UsageError
+from antipode.distributed import any_rank, gather, mine, rank, world
+from antipode.errors import AntipodeError, UsageError
 from antipode.evaluation.embedding import neighbour_sheet
 from antipode.evaluation.inputs import usable_rows
 from antipode.evaluation.knn import knn, neighbours
@@ -39,20 +41,36 @@ class OnlineKNN:
         refuse_multi_label(images, "knn_every")
         self.prepared = prepared
         self.bank, self.bank_labels = evenly(len(images), BANK_IMAGES), images.labels
-        queries = evenly(len(held_out), HELD_OUT_IMAGES).numpy()
-        self.queries = held_out.subset(queries)
-        self.truth = held_out.labels[queries]
+        queries = evenly(len(held_out), HELD_OUT_IMAGES)
+        self.truth = held_out.labels[queries.numpy()]
+        self.queries = held_out.subset(my_share(queries).numpy())
         self.query_loader: Loader | None = None
 
     def measure(self, loader: Loader, method: Method) -> dict[str, float]:
-        """loader: of the training images."""
-        self.query_loader = self.query_loader or self.prepared.loader(self.queries)
-        known = self.prepared.features(method, loader, self.bank)
-        asked = self.prepared.features(method, self.query_loader, torch.arange(len(self.queries)))
+        """loader: of the training images. Each rank makes its share of the features, and the first searches them."""
+        failure: AntipodeError | None = None
+        try:
+            self.query_loader = self.query_loader or self.prepared.loader(self.queries)
+            known = self.prepared.features(method, loader, my_share(self.bank))
+            asked = self.prepared.features(method, self.query_loader, torch.arange(len(self.queries)))
+        except AntipodeError as error:
+            failure = error
+        (failed,) = any_rank(failure is not None)  # or the others would wait for the features of this one
+        if failed:
+            raise failure or AntipodeError("another process could not make its share of the features.")
+        known, asked = gather(known)[: len(self.bank)], gather(asked)[: len(self.truth)]
+        if rank() > 0:
+            return {}
         rows, asked_rows = usable_rows(known), usable_rows(asked)
         labels, truth = self.bank_labels[self.bank[rows].numpy()], self.truth[asked_rows.numpy()]
         k = min(ONLINE_K, len(rows))
         return {"knn": knn(known[rows], labels, asked[asked_rows], truth, k=[k], device=self.prepared.device)[k]}
+
+
+def my_share(indices: Tensor) -> Tensor:
+    """This rank's share of some indices. All shares are as long: the last is filled up from the beginning."""
+    share = math.ceil(len(indices) / world())
+    return mine(indices[torch.arange(share * world()) % len(indices)])
 
 
 @torch.no_grad()
