@@ -30,7 +30,7 @@ def pick_device(name: str) -> torch.device:
 def pick_precision(name: str, device: torch.device) -> str:
     """auto is bf16 on cards that have it, else fp32."""
     if name == "auto":
-        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
+        return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     return name
 
 

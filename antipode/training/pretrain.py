@@ -169,5 +169,6 @@ def memory_errors(prepared: Prepared) -> AbstractContextManager[None]:
     queue = f" or --queue-size (now {config.queue_size})" if isinstance(config, ContrastiveConfig) else ""
     return out_of_memory(
         f"Lower --batch-size (now {config.batch_size}), --image-size (now {config.image_size}){queue}, or use a "
-        f"smaller --backbone (now {config.backbone}); with --resident false the images stay on the disk."
+        f"smaller --backbone (now {config.backbone}); --accumulate 2 computes a step in two parts where that means the "
+        "same; with --resident false the images stay on the disk."
     )
