@@ -9,7 +9,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from antipode.views.policies import Policy
+
 SMALL = "--backbone resnet-tiny --image-size 16 --batch-size 16 --queue-size 64 --bn-groups 2 --device cpu".split()
+# Every operation of the views, each for some images and not for others.
+EVERYTHING = Policy(
+    crop_scale=(0.08, 1.0),
+    brightness=0.8,
+    contrast=0.8,
+    saturation=0.8,
+    hue=0.5,
+    jitter=0.7,
+    grey=0.3,
+    blur=0.5,
+    solarise=0.3,
+    flip=0.5,
+)
 
 
 def command(*words, **options) -> subprocess.CompletedProcess:

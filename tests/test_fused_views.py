@@ -16,6 +16,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
+from conftest import EVERYTHING
 from torch import Tensor
 
 from antipode.data.canvas import Canvas
@@ -33,18 +34,6 @@ TOLERANCE = 1e-4
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 
 RAGGED = [(40, 57), (33, 21), (7, 90), (81, 5), (1, 1)]
-EVERYTHING = Policy(
-    crop_scale=(0.08, 1.0),
-    brightness=0.8,
-    contrast=0.8,
-    saturation=0.8,
-    hue=0.5,
-    jitter=0.7,
-    grey=0.3,
-    blur=0.5,
-    solarise=0.3,
-    flip=0.5,
-)
 EVERY_POLICY = {**POLICIES, "everything": EVERYTHING, "everything, grey first": replace(EVERYTHING, grey_first=True)}
 
 needs_card = pytest.mark.skipif(INTERPRETED or not torch.cuda.is_available(), reason="needs CUDA")

@@ -8,6 +8,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
+from conftest import EVERYTHING
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
@@ -27,18 +28,6 @@ from antipode.views.resample import cut, places
 TOLERANCE = 1e-5
 
 RAGGED = [(40, 57), (33, 21), (64, 64), (7, 90), (81, 5), (1, 1), (16, 130)]
-EVERYTHING = Policy(
-    crop_scale=(0.08, 1.0),
-    brightness=0.8,
-    contrast=0.8,
-    saturation=0.8,
-    hue=0.5,
-    jitter=0.7,
-    grey=0.3,
-    blur=0.5,
-    solarise=0.3,
-    flip=0.5,
-)
 PLAIN = ((0.0,) * 3, (1.0,) * 3)
 
 
