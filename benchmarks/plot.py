@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,12 @@ COMPARED = {
     "step resnet18": "Step, ResNet-18, 32x32, batch 512, queue 4,096",
     "end to end": "CIFAR-10 end to end, symmetric, views and k-NN included",
 }
-SWEPT = {"batch": "images a step", "queue": "keys in the queue"}
+SWEPT = {
+    "batch": "images a step",
+    "queue": "keys in the queue",
+    "keys": "keys of an image (JCL)",
+    "views": "views of an image (MSBReg)",
+}
 
 Section = dict[str, Any]
 
@@ -90,10 +96,13 @@ def draw_compared(sections: dict[str, Section]) -> Figure:
 
 
 def draw_swept(sections: dict[str, Section]) -> Figure:
+    rows = math.ceil(len(sections) / 2)
     figure, panels = plt.subplots(
-        1, len(sections), squeeze=False, layout="constrained", figsize=(4.4 * len(sections), 3.2)
+        rows, min(2, len(sections)), squeeze=False, layout="constrained", figsize=(8.8, 3.2 * rows)
     )
-    for axes, (name, section) in zip(panels[0], sections.items(), strict=True):
+    for axes in panels.flat[len(sections) :]:
+        axes.set_visible(False)
+    for axes, (name, section) in zip(panels.flat, sections.items(), strict=False):
         line(axes, section, SWEPT[name])
     return figure
 

@@ -19,7 +19,7 @@ import torch
 from benchmarks.end_to_end import compare_runs
 from benchmarks.evaluating import time_evaluation
 from benchmarks.measuring import Results
-from benchmarks.steps import compare_steps, sweep
+from benchmarks.steps import compare_methods, compare_steps, sweep, sweep_views
 
 
 def main() -> None:
@@ -40,7 +40,9 @@ def main() -> None:
         compare_runs(results, options.cifar, options.tiny)
     time_evaluation(results, options.tiny)
     sweep(results, options.tiny)
+    sweep_views(results, options.tiny)
     compare_steps(results, "resnet50", options.tiny)  # last: it compiles longest
+    compare_methods(results, options.tiny)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from antipode.config.catalogue import family_of
 from antipode.config.resolve import Config, Layer, resolve
 from antipode.devices import pick_precision
 from antipode.methods.build import build_method
-from antipode.methods.contrastive import Contrastive
-from antipode.methods.method import Moment
+from antipode.methods.method import Method, Moment
 from antipode.modules.queue import KeyQueue
 from antipode.randomness import generator
 from antipode.training.optimisers import build_optimizer
-from antipode.training.step import PlainStep, RecordedStep, TakeStep
+from antipode.training.step import PlainStep, RecordedStep, TakeStep, compile_networks
 from benchmarks.measuring import Results, Row, milliseconds
 from benchmarks.peers.official import OfficialMoCo, OfficialStep
 
@@ -35,6 +35,8 @@ Take = Callable[[int], Any]  # number of the step -> its loss
 
 def settings(network: str, tiny: bool, **fields: Any) -> Config:
     given = {"method": "moco-v2", **NETWORKS[network], **(TINY if tiny else {}), **fields}
+    if family_of(given["method"]) != "contrastive":
+        given.pop("queue_size", None)
     return resolve(Layer("benchmark", given)).config
 
 
@@ -78,6 +80,50 @@ def sweep(results: Results, tiny: bool) -> None:
         results.add("queue", str(size), partial(time_queue, config, device, method, size))
 
 
+def sweep_views(results: Results, tiny: bool) -> None:
+    """How images/s (each counted once) change with the keys of JCL and with the views of MSBReg: recorded only, since
+    each number would be compiled anew."""
+    device = results.device
+    recorded = device.type == "cuda"
+    form = "recorded" if recorded else "plain"
+    for section, method, field, numbers in (
+        ("keys", "jcl", "keys", (1, 2, 5, 9)),
+        ("views", "msbreg", "view_count", (2, 4, 8)),
+    ):
+        fields: dict[str, Any] = {"method": method, "bn_groups": 1}
+        results.section(section, f"antipode, resnet18, {method}, no BN groups, {form}")
+        for number in numbers[:2] if tiny else numbers:
+            config = settings("resnet18", tiny, **fields, **{field: number})
+            results.add(section, str(number), partial(time_antipode, config, device, False, recorded))
+
+
+def compare_methods(results: Results, tiny: bool) -> None:
+    """What the methods' own parts cost beside the baseline that each is built on: the first row with the same form."""
+    device = results.device
+    cuda = device.type == "cuda"
+    mixed = {"mixing_warmup": 0, **({"hardest": 32, "pairs": 32, "with_query": 4} if tiny else {})}
+    jcl = {"keys": 9, "variance_weight": 4.0, "bn_groups": 8}
+    byol = {"method": "byol", "batch_size": TINY["batch_size"] if tiny else 256, "optimizer": "sgd"}
+    forces = {"singular_weight": 0.004, "brownian_weight": 0.5}
+    rows: list[tuple[str, bool, dict[str, Any]]] = [  # name, whether it is compiled, fields
+        ("MoCo v2", True, {"bn_groups": 1}),
+        ("MoCHi (1024, 1024, 128)", True, {"method": "mochi", "bn_groups": 1, **mixed}),
+        ("MoCo v2, 8 BN groups", False, {"bn_groups": 8}),
+        ("JCL, 9 keys, 8 BN groups", False, {"method": "jcl", **jcl}),
+        ("vanilla, 9 keys, 8 BN groups", False, {"method": "jcl-vanilla", "keys": 9, "bn_groups": 8}),
+        ("vanilla as a larger batch, 5 keys, 8 BN groups", False, {
+            "method": "jcl-vanilla", "positives": "repeated", "keys": 5, "bn_groups": 8,
+        }),
+        ("BYOL", False, byol),
+        ("BYOL + L_b + L_s", False, {**byol, **forces}),
+    ]  # fmt: skip
+    results.section("methods", "resnet50, 224x224, batch 256, queue 65536; views on the device")
+    for name, compiled, fields in rows:
+        config = settings("resnet50", tiny, **fields)
+        form = "" if not cuda else ", compiled and recorded" if compiled else ", recorded"
+        results.add("methods", name + form, partial(time_antipode, config, device, cuda and compiled, cuda))
+
+
 def time_official(config: Config, device: torch.device, amp: bool) -> Row:
     views = random_views(config, device)
 
@@ -100,33 +146,35 @@ def time_official(config: Config, device: torch.device, amp: bool) -> Row:
 
 
 def time_antipode(config: Config, device: torch.device, compiled: bool, recorded: bool) -> Row:
-    return timed(lambda: antipode_step(on_device(config, device, compiled), config, recorded), config, device)
+    """views_mib: what the views take that wait for their turn; a recorded step has another place for its own."""
+    method = cache(partial(on_device, config, device, compiled))
+    row = timed(lambda: antipode_step(method(), config, device, recorded), config, device)
+    views = method().views * config.batch_size * config.channels * config.image_size**2 * 4
+    return row | {"views_mib": round((BATCHES + recorded) * views / 2**20)}
 
 
-def time_queue(config: Config, device: torch.device, shared: Callable[[], Contrastive], size: int) -> Row:
+def time_queue(config: Config, device: torch.device, shared: Callable[[], Method], size: int) -> Row:
     """One method for all sizes of the queue."""
 
     def build() -> Take:
         method = shared()
         method.queue = KeyQueue(size, config.dim, generator=generator(0, "queue")).to(device)
-        return antipode_step(method, config, recorded=device.type == "cuda")
+        return antipode_step(method, config, device, recorded=device.type == "cuda")
 
     return timed(build, config, device)
 
 
-def on_device(config: Config, device: torch.device, compiled: bool) -> Contrastive:
+def on_device(config: Config, device: torch.device, compiled: bool) -> Method:
     method = build_method(config).to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if compiled:
-        torch._dynamo.reset()
-        for network in method.networks:
-            network.compile(dynamic=False)
+        compile_networks(method)
     return method
 
 
-def antipode_step(method: Contrastive, config: Config, recorded: bool) -> Take:
-    device = method.queue.keys.device
+def antipode_step(method: Method, config: Config, device: torch.device, recorded: bool) -> Take:
     views = [
-        [view.contiguous(memory_format=torch.channels_last) for view in pair] for pair in random_views(config, device)
+        [view.contiguous(memory_format=torch.channels_last) for view in views_of_one]
+        for views_of_one in random_views(config, device, method.views)
     ]
     start = Moment(0, 1, 0, 1)
     drawn = [method.inputs(config.batch_size, start, generator(0, "step", number)) for number in range(BATCHES)]
@@ -138,11 +186,11 @@ def antipode_step(method: Contrastive, config: Config, recorded: bool) -> Take:
     return lambda number: take(*inputs[number % BATCHES], config.learning_rate).loss.detach()
 
 
-def random_views(config: Config, device: torch.device) -> list[list[Tensor]]:
-    """For each of a few batches two views (N, C, S, S): the same ones for all contenders."""
+def random_views(config: Config, device: torch.device, count: int = 2) -> list[list[Tensor]]:
+    """For each of a few batches some views (N, C, S, S): the same ones for all contenders."""
     shape = (config.batch_size, config.channels, config.image_size, config.image_size)
     random = torch.Generator(device).manual_seed(0)
-    return [[torch.randn(shape, generator=random, device=device) for _ in range(2)] for _ in range(BATCHES)]
+    return [[torch.randn(shape, generator=random, device=device) for _ in range(count)] for _ in range(BATCHES)]
 
 
 def timed(build: Callable[[], Take], config: Config, device: torch.device) -> Row:

@@ -61,28 +61,30 @@ def small_for(method):
     return {name: value for name, value in SMALL.items() if family_of(method) in families_of(name)}
 
 
-def train(fields) -> dict[str, torch.Tensor]:
-    """A few steps of this process's share of the batch."""
+def train(fields, device="cpu") -> dict[str, torch.Tensor]:
+    """A few steps of this process's share of the batch, in float32."""
+    torch.backends.cudnn.allow_tf32 = False
     config = resolve(Layer("test", small_for(fields["method"]) | fields)).config
-    method = build_method(config)
+    method = build_method(config).to(device)
     forward = averaging_gradients(method)
     trained = [parameter for parameter in method.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=config.learning_rate, momentum=0.9)
     losses = []
     for number in range(STEPS):
         random = generator(0, "test", number)
-        views = [mine(torch.randn(N, 3, 16, 16, generator=random)) for _ in range(method.views)]
+        views = [mine(torch.randn(N, 3, 16, 16, generator=random)).to(device) for _ in range(method.views)]
         inputs = method.inputs(N, Moment(number, STEPS, number, STEPS), random)
         if method.labels:
             inputs["labels"] = mine(torch.randint(3, (N,), generator=random))
-        step = forward(views, inputs)
+        step = forward(views, {name: tensor.to(device) for name, tensor in inputs.items()})
         optimizer.zero_grad()
         step.loss.backward()
         optimizer.step()
         method.finish(step)
         losses.append(gather(step.loss.detach()[None]).mean())
     average(buffer for name, buffer in method.named_buffers() if name.endswith(("_mean", "_var")))
-    return {**method.state_dict(), "losses": torch.stack(losses)}
+    found = {**method.state_dict(), "losses": torch.stack(losses)}
+    return {name: tensor.cpu() for name, tensor in found.items()}
 
 
 def worker(rank, store, task, *arguments):
@@ -102,26 +104,26 @@ def on_two_ranks(tmp_path, task, *arguments):
     return torch.load(f"{store}.result")
 
 
-def train_all(names):
-    return {name: train(METHODS[name]) for name in names}
+def train_all(names, device):
+    return {name: train(METHODS[name], device) for name in names}
 
 
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory):
-    return on_two_ranks(tmp_path_factory.mktemp("ranks"), train_all, list(METHODS))
+# On one card the two share it, and what they say to each other goes through the host.
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def two_ranks(request, tmp_path_factory):
+    return request.param, on_two_ranks(tmp_path_factory.mktemp("ranks"), train_all, list(METHODS), request.param)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_two_ranks_are_one(name, two_ranks):
-    one = train(METHODS[name])
-    assert one.keys() == two_ranks[name].keys()
+    device, found = two_ranks
+    one = train(METHODS[name], device)
+    assert one.keys() == found[name].keys()
     for part, tensor in one.items():
         if part.startswith("slow") and part.endswith("num_batches_tracked"):
             continue  # how often keys were encoded, in more passes where a rank has more groups
         # float32, and the two sum in another order; a wrong scale or a missing gradient is off by far more
-        torch.testing.assert_close(
-            two_ranks[name][part], tensor, rtol=2e-3, atol=2e-5, msg=lambda m, p=part: f"{p}: {m}"
-        )
+        torch.testing.assert_close(found[name][part], tensor, rtol=2e-3, atol=2e-5, msg=lambda m, p=part: f"{p}: {m}")
 
 
 def gathered_gradient():

@@ -7,7 +7,7 @@ from antipode.config.resolve import Layer, resolve
 from antipode.methods.build import build_method
 from antipode.methods.method import Moment
 from antipode.training.optimisers import build_optimizer
-from antipode.training.step import PlainStep, RecordedStep, set_rate
+from antipode.training.step import PlainStep, RecordedStep, compile_networks, set_rate
 
 
 def parts(device="cpu", **fields):
@@ -68,12 +68,23 @@ def test_a_compiled_step_equals_the_plain_one():
     for compiled in (False, True):
         _, method, optimizer = parts(symmetric=True)
         if compiled:
-            for network in method.networks:
-                network.compile(dynamic=False)
+            compile_networks(method)
         found.append((run(PlainStep(method, optimizer), method, "cpu"), method.state_dict()))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-4)
     for name, tensor in found[0][1].items():
         torch.testing.assert_close(tensor, found[1][1][name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_process_may_compile_more_kinds_of_networks_than_torch_expects():
+    from torch._dynamo.utils import counters
+
+    for size in range(6, 16):  # ten shapes, twice each: with a gradient, and as the slow copy
+        _, method, _ = parts(batch_size=size, bn_groups=1)
+        compile_networks(method)
+        before = counters["stats"]["unique_graphs"]
+        method([torch.randn(size, 3, 16, 16) for _ in range(2)], method.inputs(size, Moment(0, 1, 0, 1), None))
+        assert counters["stats"]["unique_graphs"] == before + 2
 
 
 @pytest.mark.gpu

@@ -1,7 +1,8 @@
 """What the grids of ours on CIFAR-10 share: the length of the runs, and how they are judged.
 
-The recipe is the small-data one of `antipode pretrain --data cifar10`; where a method is compared with itself, only
-what is studied differs.
+The recipe is the small-data one of `antipode pretrain --data cifar10`, with one schedule for all methods: a cosine by
+step after a short warm-up, and a rate that suits so short a run. Where a method is compared with itself, only what is
+studied differs.
 """
 
 from __future__ import annotations
@@ -11,17 +12,24 @@ from collections.abc import Iterable, Mapping
 from antipode.studies.pretraining import Pretraining
 from antipode.studies.study import Cell, Settings
 
-EPOCHS = 40
+EPOCHS = 24
+SCHEDULE: dict[str, object] = {"epochs": EPOCHS, "lr_update": "step", "warmup_epochs": EPOCHS // 12}
 QUANTITY = "accuracy on the test images, %, or what the column says"
 ACCURACIES: dict[str, dict[str, object]] = {  # both on the backbone's features, last epoch
     "k-NN": {"evaluate.protocol": "knn", "evaluate.k": [200], "evaluate.temperature": 0.1, "evaluate.read": "k=200"},
-    "linear": {"evaluate.protocol": "linear", "evaluate.read": "top1"},
+    # A rate that suits a ResNet-50 on ImageNet (30) suits little else: chosen on a tenth of the training images.
+    "linear": {
+        "evaluate.protocol": "linear",
+        "evaluate.lr": [0.3, 1.0, 3.0, 10.0],
+        "evaluate.epochs": 20,
+        "evaluate.read": "top1",
+    },
 }
 
 
 def judged(**fields: object) -> Pretraining:
     """The base of all cells; each says itself how it is judged."""
-    return Pretraining(base={"data": "cifar10", "epochs": EPOCHS, **fields}, protocol={}, read="k=200")
+    return Pretraining(base={"data": "cifar10", **SCHEDULE, **fields}, protocol={}, read="k=200")
 
 
 def cells(at: Settings, fields: Settings, judges: Mapping[str, Settings] = ACCURACIES) -> Iterable[Cell]:

@@ -8,7 +8,7 @@ from antipode.studies.mochi import BEST, Mix, mixing, place
 from antipode.studies.study import Cell, Claim, Study
 
 HALF = EPOCHS // 2
-WARM_UP = EPOCHS // 20  # as much of the run as the paper's 10 epochs are of 200
+WARM_UP = max(1, EPOCHS // 20)  # as much of the run as the paper's 10 epochs are of 200
 MIXES: tuple[Mix, ...] = (BEST, (1024, 128, 256), (1024, 0, 512), (64, 64, 0))
 # Beyond accuracy: how fast it learns, how evenly it spreads images (Fig. 3c), and the proxy task (Fig. 2b).
 UNIFORMITY: dict[str, object] = {

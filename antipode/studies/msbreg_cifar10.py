@@ -64,8 +64,7 @@ CIFAR10 = Study(
     needs=needs(len(RUNS)),
     quantity=QUANTITY,
     columns="judge",
-    # A warm-up of ten epochs would be a quarter of the run, or half of the shorter one.
-    runner=judged(method="msbreg", lr_per_view=False, base_lr=0.12, warmup_epochs=EPOCHS // 10),
+    runner=judged(method="msbreg", lr_per_view=False, base_lr=0.12),
     cells=grid(),
     claims=(
         *(claim for judge in ACCURACIES for claim in claims(judge)),

@@ -28,6 +28,7 @@ from antipode.training.loop import Training
 from antipode.training.make_views import CustomView, make_views_of
 from antipode.training.prepare import Prepared, prepare
 from antipode.training.run import Run
+from antipode.training.step import compile_networks
 from antipode.training.summary import OnlineKNN, summarise
 
 STEPS_THAT_PAY = 4000  # compiling costs a minute or two and saves about a third of a step
@@ -93,8 +94,7 @@ def train(prepared: Prepared, run: Run, backbone: nn.Module | None = None, views
         fast = choose_speed(prepared, prepared.plan.steps - training.step, custom=backbone is not None)
         training.record, training.compiles = fast.record, fast.compile
         if fast.compile:
-            for network in method.networks:
-                network.compile(dynamic=False)
+            compile_networks(method)
             terminal.say("compiling: the first step takes a minute or two, less where the cache knows it")
         make_views = make_views_of(config, method.views, views, compiled=fast.compile and loader.resident)
         with terminal, stop_on_signals() as should_stop:

@@ -19,6 +19,7 @@ from antipode.modules.norms import one_by_one
 from antipode.training.checkpoint import restore_training_state, training_state
 
 WARM_UP_STEPS = 3
+RECOMPILE_LIMIT = 64
 SCALER_STATE = {"scale": float, "_growth_tracker": int}
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 TakeStep = Callable[[list[Tensor], Inputs, float], Step]  # (views, the method's inputs, learning rate)
@@ -148,6 +149,16 @@ class RecordedStep:
         set_rate(self.plain.optimizer, rate)
         self.graph.replay()
         return self.step
+
+
+def compile_networks(method: Method) -> None:
+    """Compile what the method encodes with. Networks of one shape share what was compiled; a process that trains many
+    shapes, one run after another, must not reach torch's limit, beyond which nothing would be compiled."""
+    from torch._dynamo import config as limits  # slow to import
+
+    limits.recompile_limit = max(limits.recompile_limit, RECOMPILE_LIMIT)
+    for network in method.networks:
+        network.compile(dynamic=False)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
