@@ -82,7 +82,7 @@ def signs_of_health(
     tau = temperature
     with torch.autocast(few.query.device.type, enabled=False):
         positive = (few.query * few.keys[:, 0]).sum(dim=1)
-        scores = few.query @ few.negatives.float().T
+        scores = few.query @ few.negatives.to(few.query.dtype).T
         if few.allowed is None:
             count, mean = torch.full_like(positive, scores.shape[1]), scores.mean()
         else:

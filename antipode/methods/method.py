@@ -42,8 +42,13 @@ def joined(steps: Sequence[Step]) -> Step:
     return Step(loss, health, torch.cat([step.embedding for step in steps]), steps[-1].keep)
 
 
+def not_half(x: Tensor) -> Tensor:
+    """In float32 at least: what follows is no matter for half precision."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 class Encoder(nn.Module):
-    """A backbone and a head; images (N, C, H, W) to unit vectors (N, dim) in float32."""
+    """A backbone and a head; images (N, C, H, W) to unit vectors (N, dim), in float32 where the networks compute in less."""
 
     def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -51,14 +56,14 @@ class Encoder(nn.Module):
         self.head = head
 
     def forward(self, images: Tensor) -> Tensor:
-        return F.normalize(self.head(self.backbone(images)).float(), dim=1)
+        return F.normalize(not_half(self.head(self.backbone(images))), dim=1)
 
 
 class Projection(Encoder):
     """The same before it is normalised, for what reads on from there."""
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.head(self.backbone(images)).float()
+        return not_half(self.head(self.backbone(images)))
 
 
 class Method(nn.Module):

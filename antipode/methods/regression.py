@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from antipode.methods.dispersion import Dispersion
-from antipode.methods.method import Inputs, Method, Moment, Projection, Step
+from antipode.methods.method import Inputs, Method, Moment, Projection, Step, not_half
 from antipode.modules.slow_copy import follow, momentum_at, slow_copy
 from antipode.objectives.regression import centroid_loss, image_spread, pair_distance
 
@@ -81,7 +81,7 @@ class Regression(Method):
             outputs = list(network(torch.cat(list(views))).chunk(len(views)))
         else:
             outputs = [network(view) for view in views]
-        return F.normalize(torch.stack(outputs, dim=1).float(), dim=2)
+        return F.normalize(not_half(torch.stack(outputs, dim=1)), dim=2)
 
     def finish(self, step: Step) -> None:
         """The target follows what the optimiser has made of the network."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from antipode.methods.method import Inputs, Method, Projection, Step
+from antipode.methods.method import Inputs, Method, Projection, Step, not_half
 
 
 class Supervised(Method):
@@ -28,7 +28,7 @@ class Supervised(Method):
     def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> Step:
         assert inputs is not None
         features, labels = self.online(views[0]), inputs["labels"]
-        scores = self.classifier(features).float()
+        scores = not_half(self.classifier(features))
         loss = F.cross_entropy(scores, labels)
         accuracy = (scores.detach().argmax(dim=1) == labels).float().mean()
         return Step(loss, {"loss": loss.detach(), "accuracy": accuracy}, features.detach())
