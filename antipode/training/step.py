@@ -7,8 +7,8 @@ changes what is computed beyond rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -124,26 +124,22 @@ class RecordedStep:
         self.views = [view.clone(memory_format=torch.preserve_format) for view in views]
         self.inputs = {name: tensor.clone() for name, tensor in inputs.items()}
         before = {name: tensor.clone() for name, tensor in plain.state().items()}
-        with searched_convolutions():
-            self.record()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP_STEPS):
+                plain.take(self.views, self.inputs)
+        torch.cuda.current_stream().wait_stream(side)
+        plain.optimizer.zero_grad(set_to_none=True)
+        self.graph = torch.cuda.CUDAGraph()
+        # Only this thread is recorded: others load images meanwhile.
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.step = plain.take(self.views, self.inputs)
         for name, tensor in plain.state().items():
             if name in before:
                 tensor.copy_(before[name])
             else:
                 tensor.zero_()  # an optimiser's slot before its first step
-
-    def record(self) -> None:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UP_STEPS):
-                self.plain.take(self.views, self.inputs)
-        torch.cuda.current_stream().wait_stream(side)
-        self.plain.optimizer.zero_grad(set_to_none=True)
-        self.graph = torch.cuda.CUDAGraph()
-        # Only this thread is recorded: others load images meanwhile.
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.step = self.plain.take(self.views, self.inputs)
 
     def __call__(self, views: list[Tensor], inputs: Inputs, rate: float) -> Step:
         for mine, given in zip(self.views, views, strict=True):
@@ -153,18 +149,6 @@ class RecordedStep:
         set_rate(self.plain.optimizer, rate)
         self.graph.replay()
         return self.step
-
-
-@contextmanager
-def searched_convolutions() -> Iterator[None]:
-    """Within, each new shape of a convolution is timed with every kernel there is, and the quickest is kept: what is
-    recorded once is worth it."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 def compile_networks(method: Method) -> None:
