@@ -15,6 +15,8 @@ from antipode.data.canvas import Canvas
 from antipode.data.decode import BrokenImage
 from antipode.data.images import Images
 from antipode.data.loader import Loader, channel_statistics
+from antipode.data.sharing import keep_decoded
+from antipode.data.sharing import loader as loader_of
 from antipode.errors import AntipodeError
 
 SIZES = [(3 + n % 5, 4 + n % 3) for n in range(40)]
@@ -221,3 +223,27 @@ def test_batches_reach_the_gpu(form):
     ):
         assert canvas.device.type == "cuda" and torch.equal(indices, same)
         assert_shows(canvas, [reference.image(n) for n in range(len(reference))])
+
+
+def test_images_that_are_kept_are_decoded_once_for_all_who_ask_for_the_same():
+    reads: list[int] = []
+
+    def counted(arrays=ARRAYS, labels=None):
+        def read(index):
+            reads.append(index)
+            return arrays[index]
+
+        return Images("pictures", [f"p{n}" for n in range(len(arrays))], labels, None, read)
+
+    with keep_decoded():
+        first = loader_of(counted(), resident=True, workers=1)
+        before = len(reads)
+        assert loader_of(counted(), resident=True, workers=2) is first
+        assert len(reads) - before == 5  # that tell whether they are the same
+        assert loader_of(counted([*ARRAYS[:-1], ARRAYS[0]]), resident=True) is not first
+        assert loader_of(counted(labels=np.zeros(40, np.int64)), resident=True) is not first
+        assert loader_of(counted(), resident=True, reduce_to=2) is not first
+        assert loader_of(counted(), resident=False) is not loader_of(counted(), resident=False)
+    assert loader_of(counted(), resident=True) is not first
+    _, canvas = next(first.batches([torch.tensor([39])]))
+    assert np.array_equal(canvas.image(0), ARRAYS[39])

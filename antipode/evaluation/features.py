@@ -35,9 +35,10 @@ def extract(
     precision: str = "fp32",
     dtype: torch.dtype = torch.float32,
     indices: Tensor | None = None,
+    keep_on: torch.device | str = "cpu",
     progress: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Features (N, F) on the CPU of all images or of `indices`, in that order and not augmented.
+    """Features (N, F) of all images or of `indices`, in that order and not augmented, on the device `keep_on`.
 
     The row of a broken image is NaN (the loader delivers another in its place, which must not pass for it):
     `usable_rows` gives the others. The backbone is moved to `device`; its training mode and its statistics
@@ -57,14 +58,14 @@ def extract(
             missing[begun : begun + len(part)] = delivered != part
             begun += len(part)
             if not len(features):  # only now is F known
-                features = torch.empty(len(wanted), waiting[0].shape[1], dtype=dtype)
+                features = torch.empty(len(wanted), waiting[0].shape[1], dtype=dtype, device=keep_on)
             if begun == len(wanted) or (begun - done) * features.shape[1] >= VALUES_WAITING:
                 features[done:begun] = torch.cat(waiting)
                 done = begun
                 waiting.clear()
             if progress:
                 progress(begun)
-    features[missing] = torch.nan
+    features[missing.to(keep_on)] = torch.nan
     return features
 
 
@@ -110,14 +111,17 @@ def encode(backbone: nn.Module, images: Tensor, precision: str) -> Tensor:
 
 
 class Features(Protocol):
-    """Where a linear classifier's training features come from."""
+    """Where a linear classifier's training features come from. asked_on: the device on which indices are best given."""
+
+    @property
+    def asked_on(self) -> torch.device: ...
 
     def still(self, indices: Tensor) -> Tensor:
         """(n, F): features of these images, not augmented."""
         ...
 
     def epoch(self, batches: Iterable[Tensor], seed: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each batch of indices, the indices delivered (n,) on the CPU and their features (n, F)."""
+        """For each batch of indices, the indices delivered (n,) and their features (n, F)."""
         ...
 
 
@@ -126,6 +130,10 @@ class CachedFeatures:
     """The same features (N, F) in every epoch: quick, without augmentation. They stay on their device."""
 
     features: Tensor
+
+    @property
+    def asked_on(self) -> torch.device:
+        return self.features.device
 
     def still(self, indices: Tensor) -> Tensor:
         return self.features[indices.to(self.features.device)]
@@ -145,6 +153,7 @@ class AugmentedFeatures:
     device: torch.device | str = "cpu"
     precision: str = "fp32"
     policy: Policy = LINEAR_VIEWS
+    asked_on = torch.device("cpu")
 
     def still(self, indices: Tensor) -> Tensor:
         return extract(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from antipode.errors import AntipodeError, UsageError
 from antipode.evaluation.features import Features
@@ -165,10 +166,11 @@ def shuffled_batches(
     source: Features, labels: Tensor, indices: Tensor, batch_size: int, seed: int
 ) -> Callable[[int], Iterator[tuple[Tensor, Tensor]]]:
     """epoch -> (features, labels) of those images in an order of its own, the last partial batch included."""
+    labels = labels.to(source.asked_on)
 
     def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         order = indices[torch.randperm(len(indices), generator=generator(seed, "linear-order", epoch))]
-        for chosen, features in source.epoch(order.split(batch_size), seed, epoch):
+        for chosen, features in source.epoch(order.to(source.asked_on).split(batch_size), seed, epoch):
             yield features, labels[chosen]
 
     return batches
@@ -215,7 +217,7 @@ def sgd_step(
     Written out, for the gradient is one difference and one product: softmax less one-hot, times the features.
     """
     error = layers(features).softmax(2)  # (N, L, C)
-    error[torch.arange(len(labels), device=labels.device), :, labels] -= 1
+    error -= one_hot(labels, error.shape[2])[:, None]
     error /= len(features)
     weight_gradient = (error.flatten(1).T @ features).view_as(layers.weight)
     for parameter, momentum, gradient, rate in (

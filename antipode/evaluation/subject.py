@@ -11,6 +11,7 @@ from torch import Tensor
 
 from antipode.data.loader import Loader
 from antipode.data.machine import free_memory
+from antipode.data.sharing import loader as loader_of
 from antipode.data.source import Images
 from antipode.devices import pick_precision
 from antipode.evaluation.features import AugmentedFeatures, CachedFeatures, extract
@@ -60,7 +61,7 @@ class Subject:
         """Photos much larger than the input are decoded at a reduced scale."""
         seen, run = self.loaded.preprocess, self.loaded.run
         allowed = run.config.max_broken if run is not None else 0.01
-        return Loader(
+        return loader_of(
             images,
             channels=seen.channels,
             depth=seen.depth,

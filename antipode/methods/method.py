@@ -48,7 +48,7 @@ def not_half(x: Tensor) -> Tensor:
 
 
 class Encoder(nn.Module):
-    """A backbone and a head; images (N, C, H, W) to unit vectors (N, dim), in float32 where the networks compute in less."""
+    """A backbone and a head; images (N, C, H, W) to unit vectors (N, dim), in float32 at least."""
 
     def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
         super().__init__()

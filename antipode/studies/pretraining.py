@@ -48,7 +48,13 @@ class Pretraining:
         return {**settings_of_run(fields), **{PREFIX + name: value for name, value in judging.items()}}
 
     def run(self, jobs: Sequence[Job], store: Path, device: str) -> Iterator[Measured]:
-        runs: dict[str, Run] = {}  # to open the data of a run once, not for each of its judges
+        from antipode.data.sharing import keep_decoded
+
+        with keep_decoded():  # for all runs and their judges
+            yield from self.run_each(jobs, store, device)
+
+    def run_each(self, jobs: Sequence[Job], store: Path, device: str) -> Iterator[Measured]:
+        runs: dict[str, Run] = {}
         for job in jobs:
             fields, judging = self.split(job.given)
             started = time.monotonic()

@@ -191,7 +191,7 @@ class Training:
     def first_step(self, views: list[Tensor], labels: Tensor | None, listener: Listener) -> Step:
         started = time.perf_counter()
         step = self.update(views, labels)
-        float(step.loss)  # waits for the device
+        float(step.loss.detach())  # waits for the device
         listener.say(f"compiled: the first step took {time.perf_counter() - started:.0f} s")
         self.compiles = False
         return step

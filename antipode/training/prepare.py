@@ -18,6 +18,7 @@ from antipode.config.sizing import Facts
 from antipode.data.decode import BrokenImage, decode
 from antipode.data.images import Images, refuse_multi_label
 from antipode.data.loader import Loader, channel_statistics
+from antipode.data.sharing import loader as loader_of
 from antipode.data.source import open_images
 from antipode.devices import pick_device, pick_precision
 from antipode.distributed import world
@@ -47,7 +48,7 @@ class Prepared:
 
     def loader(self, images: Images, progress: Callable[[int], None] | None = None) -> Loader:
         """Photos much larger than a view are decoded at a reduced scale: twice the view's side is kept."""
-        return Loader(
+        return loader_of(
             images,
             channels=self.config.channels,
             depth=self.config.depth,
@@ -60,7 +61,7 @@ class Prepared:
         )
 
     def features(self, method: Method, loader: Loader, indices: Tensor) -> Tensor:
-        """The backbone's features of some images, as evaluation would take them."""
+        """The backbone's features of some images, as evaluation would take them; they stay on the device."""
         return extract(
             method.backbone,
             loader,
@@ -68,6 +69,7 @@ class Prepared:
             indices=indices,
             device=self.device,
             precision=self.precision,
+            keep_on=self.device,
         )
 
     def held_out(self) -> Images | None:
