@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from antipode.data.decode import BrokenImage, decode, suffixes
+from antipode.data import decode as decode_module
+from antipode.data.decode import BrokenImage, decode, plain_jpeg, suffixes
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (13, 17, 3), np.uint8)
@@ -34,6 +35,42 @@ def test_common_formats_decode_as_pillow_shows_them(kind, mode):
     assert np.array_equal(decode(data), shown)
     grey = np.asarray(Image.open(io.BytesIO(data)).convert("RGB").convert("L"))
     assert np.array_equal(decode(data, channels=1), grey[:, :, None])  # the luma is Pillow's, bit for bit
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_jpegs_are_bit_for_bit_what_pillow_gives(mode, progressive, subsampling, orientation):
+    rng = np.random.default_rng(orientation)
+    for quality in (20, 75, 98):
+        size = tuple(rng.integers(1, 90, 2).tolist())
+        rough = Image.fromarray(rng.integers(0, 256, (7, 9, 3), np.uint8)).resize(size, Image.Resampling.BICUBIC)
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        data = encoded(
+            rough.convert(mode), "JPEG", quality=quality, progressive=progressive, subsampling=subsampling, exif=exif
+        )
+        shown = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
+        quick = plain_jpeg(data)
+        assert quick is not None
+        assert np.array_equal(quick, shown.reshape(*shown.shape[:2], -1))
+
+
+def test_jpegs_that_only_pillow_reads_right_are_left_to_it():
+    large = encoded(Image.fromarray(RGB).resize((200, 100)), "JPEG")
+    assert plain_jpeg(large, reduce_to=51) is not None
+    assert plain_jpeg(large, reduce_to=50) is None  # decoded at half its size
+    assert plain_jpeg(encoded(Image.fromarray(RGB).convert("CMYK"), "JPEG")) is None
+    assert plain_jpeg(large[:-40]) is None and plain_jpeg(large[:30]) is None and plain_jpeg(b"\xff\xd8\xff") is None
+    assert plain_jpeg(encoded(Image.fromarray(RGB))) is None
+
+
+def test_without_the_quick_decoder_jpegs_are_the_same(monkeypatch):
+    data = encoded(Image.fromarray(RGB), "JPEG")
+    quick = decode(data)
+    monkeypatch.setattr(decode_module, "jpeg_decoder", lambda: None)
+    assert plain_jpeg(data) is None and np.array_equal(decode(data), quick)
 
 
 def test_cmyk_and_one_bit_pictures_become_rgb():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -12,6 +14,8 @@ from PIL import Image, UnidentifiedImageError
 from antipode.errors import AntipodeError
 
 NPY_MAGIC = b"\x93NUMPY"
+JPEG_MAGIC = b"\xff\xd8\xff"
+FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # the markers of a JPEG's frame, of any kind
 ORIENTATION = 0x0112
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -60,13 +64,61 @@ def decode(item: bytes | np.ndarray, *, channels: int = 3, depth: int = 8, reduc
     elif item.startswith(NPY_MAGIC):
         array = load_npy(item)
     else:
-        array = picture_array(open_picture(item, reduce_to))
+        plain = plain_jpeg(item, reduce_to)
+        array = picture_array(open_picture(item, reduce_to)) if plain is None else plain
     if array.ndim == 2:
         array = array[:, :, None]
     if array.ndim != 3 or 0 in array.shape:
         raise BrokenImage(f"an array of shape {array.shape} is no image: (H, W) or (H, W, C) is needed")
     array = _with_channels(_with_depth(array, depth), channels)
     return np.ascontiguousarray(_reduced(array, reduce_to))
+
+
+def plain_jpeg(data: bytes, reduce_to: int | None = None) -> np.ndarray | None:
+    """(H, W, 1 or 3) of a JPEG in grey or colour that is decoded at its full size: the same pixels as Pillow's, in two
+    thirds of the time or less. None for all else, and for what cannot be decoded: Pillow says why."""
+    decoder = jpeg_decoder()
+    if decoder is None or not data.startswith(JPEG_MAGIC):
+        return None
+    height, width, components = jpeg_frame(data)
+    small = reduce_to is None or min(height, width) < 2 * reduce_to
+    if components not in (1, 3) or not small or height * width > (Image.MAX_IMAGE_PIXELS or math.inf):
+        return None
+    try:
+        return decoder(data)
+    except Exception:  # whatever it is, Pillow is asked next
+        return None
+
+
+@cache
+def jpeg_decoder() -> Callable[[bytes], np.ndarray] | None:
+    """torchvision's, as long as it has one (since 0.29 it wants to be rid of it). Slow to import."""
+    try:
+        import torch
+        from torchvision.io import decode_jpeg
+    except ImportError:
+        return None
+
+    def decode_one(data: bytes) -> np.ndarray:
+        pixels = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), apply_exif_orientation=True)
+        return pixels.permute(1, 2, 0).numpy()
+
+    return decode_one
+
+
+def jpeg_frame(data: bytes) -> tuple[int, int, int]:
+    """Height, width and components of a JPEG, from the header of its frame; zeros where there is none."""
+    at = 2
+    while at + 10 <= len(data) and data[at] == 0xFF:
+        marker, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+        if marker in FRAMES:
+            return (
+                int.from_bytes(data[at + 5 : at + 7], "big"),
+                int.from_bytes(data[at + 7 : at + 9], "big"),
+                data[at + 9],
+            )
+        at += 2 + length
+    return 0, 0, 0
 
 
 def open_picture(data: bytes, reduce_to: int | None = None) -> Image.Image:

@@ -7,9 +7,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from antipode.data.decode import NPY_MAGIC, decode, load_npy, open_picture, picture_array
-
-JPEG_MAGIC = b"\xff\xd8\xff"
+from antipode.data.decode import JPEG_MAGIC, NPY_MAGIC, decode, load_npy, open_picture, picture_array
 
 
 def packable(item: bytes | np.ndarray, size: int | None = None, quality: int = 90) -> bytes:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from antipode.data.broken import BrokenImages
 from antipode.data.canvas import Canvas
-from antipode.data.decode import BrokenImage, decode, formats
+from antipode.data.decode import BrokenImage, decode, formats, jpeg_decoder
 from antipode.data.images import Images
 from antipode.data.machine import free_memory, worker_count
 from antipode.data.workers import CAN_FORK, DecodeMany, Outcome, Submit, decoding
@@ -147,7 +147,7 @@ class Loader:
             return str(problem)
 
     def _decoding(self) -> AbstractContextManager[Submit]:
-        formats()  # loads Pillow's plugins: done before a fork, it is done once
+        formats(), jpeg_decoder()  # loads what decodes: done before a fork, it is done once
         return decoding(self._decode, self.workers, self.processes)
 
     def _are_encoded(self) -> bool:

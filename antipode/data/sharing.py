@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from antipode.data.decode import BrokenImage
 from antipode.data.images import Images
 from antipode.data.loader import Loader
 
@@ -52,7 +53,7 @@ def fingerprint(images: Images) -> str:
     for index in np.linspace(0, len(images) - 1, PROBES).round().astype(int).tolist() if len(images) else []:
         try:
             item = images.read(index)
-        except OSError as problem:
+        except (BrokenImage, OSError) as problem:
             item = str(problem).encode()
         found.update(item if isinstance(item, bytes) else np.ascontiguousarray(item).tobytes())
     return found.hexdigest()
