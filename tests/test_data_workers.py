@@ -133,3 +133,43 @@ def test_processes_end_however_their_parent_ends(leave, stop):
             parent.send_signal(stop)
         parent.wait(timeout=20)
     assert_soon(lambda: not any(map(is_running, pids)))
+
+
+AFTER_OPENMP = """
+import io
+import numpy as np, torch
+from PIL import Image
+from antipode.data.images import Images
+from antipode.data.loader import Loader
+
+torch.set_num_threads(4)
+torch.randn(2000, 2000).exp().sum()  # the parent's OpenMP threads live from now on
+
+def photo(n):
+    exif = Image.Exif()
+    exif[0x0112] = 1 + n % 8
+    out = io.BytesIO()
+    noise = np.random.default_rng(n).integers(0, 256, (300, 400, 3), np.uint8)
+    Image.fromarray(noise).save(out, "JPEG", **({"exif": exif} if n % 2 else {}))
+    return out.getvalue()
+
+photos = [photo(n) for n in range(16)]
+
+class Parallel:  # a source whose own reading is parallel
+    def __call__(self, n):
+        torch.randn(1000, 1000).exp().sum()
+        return photos[n]
+
+images = Images("photos", [str(n) for n in range(16)], None, None, Parallel())
+loader = Loader(images, resident=False, workers=2, processes=True)
+print(sum(len(canvas) for _, canvas in loader.batches(torch.arange(16).split(4))))
+"""
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="needs fork")
+def test_processes_decode_after_the_parent_has_computed_in_parallel():
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", AFTER_OPENMP], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert done.stdout.strip() == "16", done.stderr

@@ -112,6 +112,8 @@ class DecodingProcess:
 def _serve(pipe: Connection, shared: mmap.mmap, decode: DecodeOne) -> NoReturn:
     """Answers until the pipe closes. Leaves without any of the clearing up that belongs to the parent."""
     try:
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)  # the parent's OpenMP threads are not here, and would be waited for
         gc.freeze()  # the parent's garbage is not for the child to clear up: some of it may lie on a GPU
         # A signal to the whole group is for the parent to follow: it may still need images for its last step.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
