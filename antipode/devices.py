@@ -13,7 +13,8 @@ from antipode.errors import AntipodeError, UsageError
 
 
 def pick_device(name: str) -> torch.device:
-    """auto, cpu, cuda or cuda:N as a device that is really there. Of several processes each has its own."""
+    """auto, cpu, cuda or cuda:N as a device that is really there. Of several processes each has its own. A card becomes
+    the current one: streams and recordings are made there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and launched():
@@ -24,6 +25,8 @@ def pick_device(name: str) -> torch.device:
         raise UsageError(f"device: {name!r} is not known. Allowed: auto, cpu, cuda, cuda:N.") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(f"device: {name!r} was given, but {torch.cuda.device_count()} CUDA devices are here.")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     return device
 
 

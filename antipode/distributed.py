@@ -69,7 +69,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         # Every rank's loss has read this rank's rows: their gradients add. Averaging over ranks, which makes it the
         # gradient of the mean loss, is done once for all parameters.
-        gradient = gradient.contiguous()
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(gradient)
         return mine(gradient)
 

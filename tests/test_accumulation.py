@@ -158,7 +158,7 @@ def test_keys_are_encoded_in_passes_as_small_as_a_part():
         ({"method": "supervised", "class_count": 2}, ["the whole batch"]),
         ({"method": "moco-v2", "bn_groups": 1}, ["the whole batch"]),
         ({"method": "moco-v2", "bn_groups": 3, "batch_size": 12}, ["3 groups", "multiple of 2"]),
-        ({"method": "moco-v2", "bn_groups": 3}, ["batch_size", "multiple of 6"]),
+        ({"method": "moco-v2", "bn_groups": 3, "batch_size": 15}, ["batch_size", "multiple of 6"]),
         ({"method": "moco-v2", "bn_groups": 3, "batch_size": 12, "symmetric": True}, ["3 groups"]),
         ({"method": "moco-v2", "batch_size": 15, **LAYER}, ["batch_size", "multiple of 2"]),
     ],

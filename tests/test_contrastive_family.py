@@ -8,9 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from antipode.config.resolve import Layer, resolve
 from antipode.errors import UsageError
 from antipode.methods.comparison import Comparison
 from antipode.methods.contrastive import Contrastive
+from antipode.methods.dispersion import Dispersion
 from antipode.methods.method import Encoder, Moment
 from antipode.modules.norms import part_batch_norms
 from antipode.modules.queue import KeyQueue
@@ -95,20 +97,20 @@ def test_simo_takes_its_negatives_from_the_slow_keys_of_the_batch(momentum):
 @pytest.mark.parametrize("source", ["queue", "batch"])
 def test_each_query_meets_as_many_drawn_negatives_as_asked_for(source):
     of = method(40 if source == "queue" else None, negatives=5)
-    query, negatives = torch.randn(N, D), torch.randn(40 if source == "queue" else N, D)
-    allowed = of.allowed(query, negatives, inputs(of), 0)
+    negatives = torch.randn(40 if source == "queue" else N, D)
+    allowed = of.allowed(torch.arange(N), negatives, inputs(of), 0)
     assert allowed.sum(1).tolist() == [5] * N
     assert len({tuple(row.tolist()) for row in allowed}) > 1  # of its own
     if source == "batch":
         assert not allowed.diagonal().any()
-    other = of.allowed(query, negatives, inputs(of, seed=1), 0)
+    other = of.allowed(torch.arange(N), negatives, inputs(of, seed=1), 0)
     assert not torch.equal(allowed, other)
-    assert torch.equal(allowed, of.allowed(query, negatives, inputs(of), 0))
+    assert torch.equal(allowed, of.allowed(torch.arange(N), negatives, inputs(of), 0))
 
 
 def test_a_shared_draw_is_one_for_all_queries_and_never_the_own_key():
     of = method(negatives=5, shared_draw=True)
-    allowed = of.allowed(torch.randn(N, D), torch.randn(N, D), inputs(of), 0)
+    allowed = of.allowed(torch.arange(N), torch.randn(N, D), inputs(of), 0)
     assert not allowed.diagonal().any()
     columns = allowed.any(0)
     assert columns.sum() == 5
@@ -116,9 +118,9 @@ def test_a_shared_draw_is_one_for_all_queries_and_never_the_own_key():
 
 
 def test_more_negatives_than_there_are_means_all():
-    assert method(40, negatives=64).allowed(torch.randn(N, D), torch.randn(40, D), {}, 0) is None
+    assert method(40, negatives=64).allowed(torch.arange(N), torch.randn(40, D), {}, 0) is None
     of = method(negatives=N)
-    assert of.allowed(torch.randn(N, D), torch.randn(N, D), inputs(of), 0).sum() == N * (N - 1)
+    assert of.allowed(torch.arange(N), torch.randn(N, D), inputs(of), 0).sum() == N * (N - 1)
 
 
 def test_the_factor_is_alpha_over_the_negatives_that_a_query_really_meets():
@@ -126,7 +128,7 @@ def test_the_factor_is_alpha_over_the_negatives_that_a_query_really_meets():
     given = inputs(of)
     step = of(views, given)
     query, keys = encoder()(views[0]), encoder()(views[1])
-    allowed = of.allowed(query, keys, given, 0)
+    allowed = of.allowed(torch.arange(N), keys, given, 0)
     losses = []
     for n in range(N):
         negatives = keys[allowed[n]]
@@ -214,7 +216,7 @@ def test_telemetry_is_the_papers():
     of = method(20, alpha=70.0)
     query, key = F.normalize(torch.randn(N, D), dim=1), F.normalize(torch.randn(N, D), dim=1)
     negatives = of.queue.keys
-    health = of.health(Comparison(query, key[:, None], negatives, None), {})
+    health = of.health(Comparison(query, key[:, None], negatives, None, torch.arange(N)), {})
     q = query.double().requires_grad_()
     loss = info_nce(q, key.double(), negatives.double(), temperature=0.2, alpha=70.0, reduction="none")
     (gradient,) = torch.autograd.grad(loss.sum(), q)
@@ -283,3 +285,26 @@ def test_the_oracle_lets_no_negative_of_the_same_class_count(source):
     assert torch.equal(comparison.allowed, held != classes[:, None])
     if source == "queue":
         assert queue.labels[:N].tolist() == classes.tolist() and (queue.labels[N:] == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"method": "simo", "both_views": True}, "both_views: it is for key_encoder online"),
+        ({"method": "moco-v2", "both_views": True}, "both_views: it is for key_encoder online"),
+        ({"method": "mochi", "negatives": 1}, "pairs: a pair is of two negatives"),
+        ({"method": "moco-v2", "batch_size": 100, "bn_groups": 8}, "use batch_size 96, or bn_groups 4"),
+        ({"method": "byol", "joint_statistics": True, "bn_groups": 2}, "joint_statistics: the views share one group"),
+    ],
+)
+def test_what_would_not_be_what_it_says_is_refused(fields, reason):
+    with pytest.raises(UsageError, match=reason):
+        resolve(Layer("test", {"data": "cifar10", **fields}))
+
+
+def test_forces_are_in_the_loss_that_is_checked_and_trained():
+    of, views = method(40, dispersion=Dispersion(singular_weight=1.0)), images(2)
+    step = of(views, inputs(of))
+    torch.testing.assert_close(step.health["total_loss"], step.health["loss"] + step.health["singular_loss"])
+    assert torch.equal(step.health["total_loss"], step.loss.detach())
+    assert "total_loss" not in method(40)(views, inputs(method(40))).health

@@ -147,7 +147,7 @@ def test_health_is_what_it_says():
     method = moco(queue_size=4)
     queries = F.normalize(torch.randn(8, 8), dim=1)
     method.queue.keys.copy_(-queries[:4])
-    health = method.health(Comparison(queries, queries[:, None], method.queue.keys, None), {})
+    health = method.health(Comparison(queries, queries[:, None], method.queue.keys, None, torch.arange(8)), {})
     assert health["positive_similarity"] == pytest.approx(1.0, abs=1e-6)
     assert health["contrastive_accuracy"] == 1.0
     assert health["negative_similarity"] == pytest.approx((queries @ -queries[:4].T).mean().item(), abs=1e-6)

@@ -159,3 +159,10 @@ def test_what_has_no_batch_norm_is_refused_and_nothing_is_left_to_group() -> Non
     use_norm(head, "layer")
     with pytest.raises(UsageError, match="no BatchNorm to group"):
         part_batch_norms(head, 4)
+
+
+def test_a_norms_own_momentum_is_kept_and_a_cumulative_average_is_left_alone():
+    net = nn.Sequential(nn.BatchNorm1d(4, momentum=0.0), nn.BatchNorm1d(4, momentum=None), nn.BatchNorm1d(4))
+    part_batch_norms(net, 2)
+    assert [type(norm) is nn.BatchNorm1d for norm in net] == [False, True, False]
+    assert [norm.momentum for norm in net] == [0.0, None, 0.1]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from antipode.errors import UsageError
 from antipode.objectives import info_nce
 
 
@@ -14,36 +15,41 @@ def unit(*shape, seed=0, dtype=torch.float64):
     return F.normalize(torch.randn(*shape, generator=generator, dtype=dtype), dim=-1)
 
 
-def naive(query, keys, negatives, temperature, alpha=None, variance_weight=0.0, extra=None, mask=None):
+def naive(query, keys, negatives, temperature, alpha=None, alpha_on="all", variance_weight=0.0, extra=None, mask=None):
     """The formula as the papers print it: explicit exponentials, one query at a time, covariance formed."""
     losses = []
     for n in range(len(query)):
         own = negatives if negatives.dim() == 2 else negatives[n]
         scores = [torch.dot(query[n], k) / temperature for j, k in enumerate(own) if mask is None or mask[n, j]]
-        scores += [] if extra is None else list(extra[n])
-        total = sum(torch.exp(s) for s in scores)
-        factor = 1.0 if alpha is None else alpha / len(scores)
+        others = [] if extra is None else list(extra[n])
+        weighed = scores if alpha_on == "real" else scores + others
+        factor = 1.0 if alpha is None else alpha / len(weighed)
+        total = factor * sum(torch.exp(s) for s in weighed)
+        total = total + (sum(torch.exp(s) for s in others) if alpha_on == "real" else 0)
         positives = keys[n] if keys.dim() == 3 else keys[n][None]
         centre = positives.mean(0)
         covariance = (positives - centre).T @ (positives - centre) / len(positives)
         mean = torch.dot(query[n], centre) / temperature
         spread = query[n] @ covariance @ query[n] / temperature**2
-        losses.append(torch.log(torch.exp(mean + variance_weight / 2 * spread) + factor * total) - mean)
+        losses.append(torch.log(torch.exp(mean + variance_weight / 2 * spread) + total) - mean)
     return torch.stack(losses).mean()
 
 
+EXTRA = torch.randn(6, 4, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
 CASES = {
     "moco": {},
     "eqco": {"alpha": 50.0},
     "jcl": {"keys": unit(6, 5, 8, seed=3), "variance_weight": 4.0},
-    "mochi": {"extra": torch.randn(6, 4, generator=torch.Generator().manual_seed(4), dtype=torch.float64)},
+    "mochi": {"extra": EXTRA},
+    "mochi with eqco": {"extra": EXTRA, "alpha": 50.0},
+    "mochi with eqco on the real negatives": {"extra": EXTRA, "alpha": 50.0, "alpha_on": "real"},
     "own negatives": {"negatives": unit(6, 10, 8, seed=5)},
     "oracle": {"mask": torch.rand(6, 10, generator=torch.Generator().manual_seed(6)) < 0.6},
     "all at once": {
         "keys": unit(6, 5, 8, seed=3),
         "variance_weight": 2.0,
         "alpha": 7.0,
-        "extra": torch.randn(6, 4, generator=torch.Generator().manual_seed(4), dtype=torch.float64),
+        "extra": EXTRA,
         "mask": torch.rand(6, 10, generator=torch.Generator().manual_seed(6)) < 0.6,
     },
 }
@@ -61,6 +67,16 @@ def test_loss_and_gradient_equal_the_naive_form_in_float64(name):
     # Two float64 evaluations of one expression: a few units in the last place.
     torch.testing.assert_close(loss, reference, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_the_losses_of_queries_are_averaged_added_or_left_alone():
+    given = unit(6, 8), unit(6, 8, seed=1), unit(10, 8, seed=2)
+    alone = info_nce(*given, temperature=0.2, reduction="none")
+    assert alone.shape == (6,)
+    torch.testing.assert_close(info_nce(*given, temperature=0.2, reduction="sum"), alone.sum())
+    torch.testing.assert_close(info_nce(*given, temperature=0.2), alone.mean())
+    with pytest.raises(UsageError, match=r"reduction: 'nonsense' given; allowed are mean, sum, none"):
+        info_nce(*given, temperature=0.2, reduction="nonsense")
 
 
 def test_plain_form_is_cross_entropy_against_the_key():

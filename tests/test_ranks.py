@@ -49,6 +49,20 @@ METHODS = {
     "mochi with eqco and jcl": {"method": "mochi+eqco+jcl", "mixing_warmup": 0, "bn_groups": 2, "keys": 2, **MIXED},
     "mochi in the batch": {"method": "simo", **MIXED},
     "oracle": {"method": "moco-v2", "oracle": True, "bn_groups": 2},
+    "oracle, keys as a larger batch": {
+        "method": "jcl-vanilla",
+        "positives": "repeated",
+        "keys": 3,
+        "oracle": True,
+        "bn_groups": 2,
+    },
+    "moco with all forces": {
+        "method": "moco-v2",
+        "bn_groups": 2,
+        "singular_weight": 0.01,
+        "brownian_weight": 0.1,
+        "uniformity_weight": 0.1,
+    },
     "oracle, mixed": {"method": "mochi", "oracle": True, "mixing_warmup": 0, "bn_groups": 2, **MIXED},
     "byol": {"method": "byol", "optimizer": "sgd"},
     "msbreg": {"method": "msbreg", "optimizer": "sgd", "view_count": 3},
@@ -169,7 +183,7 @@ def test_a_rank_that_cannot_read_its_share_keeps_no_other_waiting(tmp_path):
 
 def refused():
     with pytest.raises(UsageError, match="multiples of 2"):
-        train({"method": "moco-v2", "bn_groups": 3})
+        train({"method": "moco-v2", "batch_size": 18, "bn_groups": 3})
     return {}
 
 

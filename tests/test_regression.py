@@ -21,13 +21,12 @@ from antipode.methods.dispersion import Dispersion, brownian_directions
 from antipode.methods.method import Moment
 from antipode.modules.heads import projection_head
 from antipode.modules.slow_copy import follow, momentum_at
-from antipode.objectives.geometry import alignment, uniformity
+from antipode.objectives.geometry import alignment, evenness, uniformity
 from antipode.objectives.regression import (
     SINGULAR_LOSSES,
     brownian_loss,
     centroid_loss,
     correlation_loss,
-    evenness,
     gram_loss,
     image_spread,
     nuclear_loss,
@@ -275,8 +274,9 @@ def test_msbreg_takes_k_views_and_at_two_without_forces_it_is_byol():
     assert torch.equal(*losses)
     _, five = small("msbreg", view_count=5, **same)
     step = five(views_of(5), five.inputs(16, Moment(0, 10, 0, 1), generator(0, "t")))
-    parts = sum(step.health[name] for name in ("centroid_loss", "singular_loss", "brownian_loss"))
+    parts = sum(step.health[name] for name in ("loss", "singular_loss", "brownian_loss"))
     torch.testing.assert_close(step.loss.detach(), parts)
+    assert torch.equal(step.health["total_loss"], step.loss.detach())
 
 
 @pytest.mark.parametrize("norm", ["layer", "group", "standardised"])

@@ -54,3 +54,22 @@ def test_warmup_is_linear_to_the_peak_and_the_cosine_takes_the_rest():
 
 def test_constant_is_constant():
     assert set(rates(schedule="constant")) == {0.03}
+
+
+@pytest.mark.parametrize("epochs", [0.001, 0.1, 0.5, 1.5, 3.3])
+def test_a_warmup_of_part_of_an_epoch_never_passes_the_peak(epochs):
+    found = rates(update="step", warmup_epochs=epochs)
+    assert max(found) <= 0.03 + 1e-15
+    whole = math.ceil(epochs * 7)
+    assert found[:whole] == pytest.approx(
+        [0.03 * min(1, (step + 1) / (7 * epochs)) for step in range(whole)], rel=1e-12
+    )
+
+
+def test_a_warmup_that_multiplies_is_simos():
+    """From a thousandth, times a cosine that begins with the run."""
+    cosine = torch_rates(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 140), 1)
+    factors = [min(1.0, 1e-3 + (1 - 1e-3) * step / 35) for step in range(140)]
+    expected = [factor * rate for factor, rate in zip(factors, cosine, strict=True)]
+    assert rates(update="step", warmup_epochs=5, warmup_kind="times") == pytest.approx(expected, rel=1e-9)
+    assert rates(update="step", warmup_kind="times") == rates(update="step")

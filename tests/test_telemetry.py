@@ -1,6 +1,7 @@
 """A collapse, a starving loader, a NaN and too little memory are said aloud, with what to do."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -65,7 +66,8 @@ def test_opening_the_log_drops_what_lies_after_the_step_resumed_from_and_a_line_
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": 5}\n{"step": 9}\n{"st')
     log = Log(path, None, from_step=5)
-    log.write({"step": 6})
+    log.write({"step": 6, "highest_pair": math.nan})
     log.close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 5, 6]
+    assert path.read_text().endswith('{"step": 6, "highest_pair": null}\n')  # there is no NaN in JSON
     assert [line["step"] for line in read_metrics(path)] == [1, 5, 6]

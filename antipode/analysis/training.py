@@ -37,7 +37,7 @@ def measure(run: Run, ask: Inquiry) -> Result:
     for line in read_metrics(run.metrics_file):
         steps, last = line["step"] - last, line["step"]
         for name in (*CURVES, DEVIATION):
-            if name in line:
+            if line.get(name) is not None:
                 total = sums.setdefault(name, {}).setdefault(line["epoch"], [0.0, 0.0])
                 total[0] += steps * line[name]
                 total[1] += steps

@@ -85,6 +85,7 @@ METHODS: dict[str, Method] = {
             "bn_groups": 1,
             "zero_init_residual": True,
             **LONG_COSINE,
+            "warmup_kind": "times",
         },
     ),
     "jcl": Method(

@@ -39,8 +39,14 @@ class Config(RunningFields, OptimisationFields, ModelFields, ViewFields, DataFie
                 f"bn_groups: given {self.bn_groups} for a batch_size of {self.batch_size}; "
                 f"each group needs 2 images, so at most {self.batch_size // 2} groups"
             )
-        whole = self.accumulate if self.bn_groups == 1 else math.lcm(self.accumulate, self.bn_groups)
-        if self.accumulate > 1 and self.batch_size % whole:
+        if self.batch_size % self.bn_groups:
+            raise ValueError(
+                f"bn_groups: given {self.bn_groups} for a batch_size of {self.batch_size}; groups must be alike, so use "
+                f"a batch_size of {self.batch_size // self.bn_groups * self.bn_groups} or "
+                f"{math.gcd(self.batch_size, self.bn_groups)} groups"
+            )
+        whole = math.lcm(self.accumulate, self.bn_groups)
+        if self.batch_size % whole:
             raise ValueError(
                 f"accumulate: given {self.accumulate} with bn_groups {self.bn_groups}; all parts must be alike, so "
                 f"batch_size ({self.batch_size}) must be a multiple of {whole}"
@@ -111,10 +117,14 @@ class ContrastiveConfig(MixingFields, JointFields, ContrastiveFields, EmbeddingC
                 "key_encoder: online takes negatives_from batch and one key, and asks both ways as it is: leave out "
                 "symmetric"
             )
+        if self.both_views and self.key_encoder != "online":
+            raise ValueError("both_views: it is for key_encoder online; a slow copy encodes the key's view alone")
         if self.accumulate > 1 and self.negatives_from == "batch":
             raise ValueError("accumulate: with negatives_from batch the negatives are the batch: it must come at once")
         if self.positives == "repeated" and (self.negatives_from == "batch" or self.symmetric):
             raise ValueError("positives: repeated is for negatives_from queue, one way")
+        if self.pairs and self.mix_distinct and self.negatives == 1:
+            raise ValueError("pairs: a pair is of two negatives, and negatives is 1")
         if self.mix_until is not None and self.pairs != self.with_query:
             raise ValueError(f"mix_until: takes both kinds in turn: give as many pairs ({self.pairs}) as with_query")
         if self.key_encoder == "online" and self.bn_groups > 1 and info.context != "provisional":
@@ -141,7 +151,9 @@ class RegressionConfig(RegressionFields, EmbeddingConfig):
     """A regression run, in full."""
 
     @model_validator(mode="after")
-    def regression_is_consistent(self) -> RegressionConfig:
+    def regression_is_consistent(self, info: ValidationInfo) -> RegressionConfig:
+        if self.joint_statistics and self.bn_groups > 1 and info.context != "provisional":
+            raise ValueError(f"joint_statistics: the views share one group; bn_groups is {self.bn_groups}: use 1")
         if self.accumulate > 1 and self.joint_statistics:
             raise ValueError(
                 "accumulate: with joint_statistics the views share the statistics of one batch: it must come at once"

@@ -129,6 +129,7 @@ class ContrastiveFields(Section):
     shared_draw: bool = Field(False, description="draw the K negatives once a step for all queries, not for each")
     both_views: bool = Field(False, description="negatives of the batch are of both views, not of the key's alone")
     alpha: Positive | None = Field(None, description="EqCo: weigh the negatives as if there were so many; default: K")
+    alpha_on: Literal["all", "real"] = Field("all", description="real: mixed negatives are not weighed by alpha")
     symmetric: bool = Field(False, description="each view is query once and key once; the two losses add")
     oracle: bool = Field(False, description="negatives of the image's own class do not count (needs labels)")
 
@@ -210,6 +211,9 @@ class OptimisationFields(Section):
     )
     lr_update: Literal["epoch", "step"] = Field("epoch", description="how often the learning rate changes")
     warmup_epochs: NotNegative = Field(0, description="epochs of linear warm-up")
+    warmup_kind: Literal["before", "times"] = Field(
+        "before", description="times: the warm-up multiplies a schedule that begins with the run (SiMo)"
+    )
     clip_norm: Positive | None = Field(None, description="clip the gradient's norm at this")
 
 

@@ -46,7 +46,7 @@ def build_method(config: Config, backbone: nn.Module | None = None) -> Method:
 def build_contrastive(config: ContrastiveConfig, backbone: nn.Module, features: int) -> Contrastive:
     encoder = Encoder(backbone, build_head(config, features))
     # Groups keep both directions of a symmetric loss apart, so that one pass can hold them both.
-    together = config.symmetric and config.bn_groups > 1 and config.batch_size % config.bn_groups == 0
+    together = config.symmetric and config.bn_groups > 1
     part_batch_norms(encoder, config.bn_groups, batches=2 if together else 1)
     queue = None
     if config.negatives_from == "queue":
@@ -61,6 +61,7 @@ def build_contrastive(config: ContrastiveConfig, backbone: nn.Module, features: 
         shared_draw=config.shared_draw,
         both_views=config.both_views,
         alpha=config.alpha,
+        alpha_on=config.alpha_on,
         keys=config.keys,
         variance_weight=config.variance_weight,
         ramp=config.variance_ramp,

@@ -28,15 +28,14 @@ class Comparison:
     keys: Tensor
     negatives: Tensor
     allowed: Tensor | None
-    rows: Tensor | None = None
+    rows: Tensor
     lot: Tensor | None = None
 
     def first(self, count: int) -> Comparison:
         """Of the first queries alone, without gradient."""
         allowed = None if self.allowed is None else self.allowed[:count]
         query, keys = self.query[:count].detach(), self.keys[:count].detach()
-        rows = None if self.rows is None else self.rows[:count]
-        return Comparison(query, keys, self.negatives.detach(), allowed, rows, self.lot)
+        return Comparison(query, keys, self.negatives.detach(), allowed, self.rows[:count], self.lot)
 
 
 def rows_of(query: Tensor, inputs: Inputs) -> Tensor:

@@ -54,6 +54,7 @@ class Contrastive(Method):
         shared_draw: bool = False,
         both_views: bool = False,
         alpha: float | None = None,
+        alpha_on: str = "all",
         keys: int = 1,
         variance_weight: float = 0.0,
         ramp: bool = False,
@@ -75,7 +76,7 @@ class Contrastive(Method):
         if self.slow is not None and key_chunks > 1:
             split_groups(self.slow, key_chunks, batches=2 if together else 1)
         self.queue = queue
-        self.temperature, self.alpha = temperature, alpha
+        self.temperature, self.alpha, self.alpha_on = temperature, alpha, alpha_on
         self.key_momentum, self.momentum_schedule = key_momentum, momentum_schedule
         self.dispersion = dispersion or Dispersion()
         self.drawn, self.shared_draw, self.both_views = negatives, shared_draw, both_views
@@ -145,13 +146,15 @@ class Contrastive(Method):
         loss = torch.stack(losses).sum()
         health = self.health(comparisons[0], inputs, mixed[0])
         forces = self.dispersion(torch.stack([comparison.query for comparison in comparisons], dim=1), inputs)
-        health |= {"loss": loss.detach() / len(losses), **{name: force.detach() for name, force in forces.items()}}
-        loss = torch.stack([loss, *forces.values()]).sum()
+        health["loss"] = loss.detach() / len(losses)
+        if forces:
+            loss = torch.stack([loss, *forces.values()]).sum()
+            health |= {name: value.detach() for name, value in {**forces, "total_loss": loss}.items()}
         return Step(loss, health, comparisons[0].query.detach(), {"keys": entering} | self.labels_of(inputs))
 
     def mixed(self, comparison: Comparison) -> Synthetic | None:
         """The synthetic negatives of each query, or None while there are none."""
-        if self.mixing is None or comparison.lot is None or comparison.rows is None:
+        if self.mixing is None or comparison.lot is None:
             return None
         return synthesise(
             comparison.query,
@@ -171,6 +174,7 @@ class Contrastive(Method):
             comparison.negatives,
             temperature=self.temperature,
             alpha=self.alpha,
+            alpha_on=self.alpha_on,
             variance_weight=inputs.get("variance_weight", 0.0),
             extra_scores=None if mixed is None else mixed.scores,
             mask=comparison.allowed,
@@ -191,9 +195,9 @@ class Contrastive(Method):
             negatives = mean if self.queue is None else self.queue.keys
             if self.positives == "repeated":
                 key = key.flatten(0, 1)[:, None]
-            allowed = self.allowed(query, negatives, inputs, direction)
-            rows, lot = self.to_mix(query, inputs, direction)
-            comparisons.append(Comparison(query, key[rows], negatives, allowed, rows, lot))
+            rows = rows_of(query, inputs)
+            allowed = self.allowed(rows, negatives, inputs, direction)
+            comparisons.append(Comparison(query, key[rows], negatives, allowed, rows, self.lot(inputs, direction)))
         return comparisons, torch.cat(means)
 
     @torch.no_grad()
@@ -214,9 +218,9 @@ class Contrastive(Method):
             ((first, second, all_first, all_second), (second, first, all_second, all_first))
         ):
             negatives = torch.cat([other, own]) if self.both_views else other
-            allowed = self.allowed(query, negatives, inputs, direction)
-            mixing = self.to_mix(query, inputs, direction)
-            comparisons.append(Comparison(query, key[:, None], negatives, allowed, *mixing))
+            rows = rows_of(query, inputs)
+            allowed = self.allowed(rows, negatives, inputs, direction)
+            comparisons.append(Comparison(query, key[:, None], negatives, allowed, rows, self.lot(inputs, direction)))
         return comparisons
 
     def encode(self, network: nn.Module, batches: Sequence[Tensor], chunks: int = 1) -> Sequence[Tensor]:
@@ -251,17 +255,18 @@ class Contrastive(Method):
         mean = keys.mean(dim=1)
         return nn.functional.normalize(mean, dim=1) if self.normalise_mean else mean
 
-    def allowed(self, query: Tensor, negatives: Tensor, inputs: Inputs, direction: int) -> Tensor | None:
-        """(n, K): which negatives count for each of this rank's queries. Of the batch never the image's own; with the
-        oracle none of its class; and of those left only the drawn ones."""
-        candidates, rows = len(negatives), rows_of(query, inputs)
-        allowed, at_hand = None, candidates
+    def allowed(self, rows: Tensor, negatives: Tensor, inputs: Inputs, direction: int) -> Tensor | None:
+        """(n, K): which negatives count for each of this rank's queries; rows (n,): their numbers in the batch. Of the
+        batch never the image's own; with the oracle none of its class; and of those left only the drawn ones."""
+        candidates = at_hand = len(negatives)
+        allowed = None
         if self.queue is None:
             views = 2 if self.both_views else 1
-            allowed = torch.arange(candidates, device=query.device) % (candidates // views) != rows[:, None]
+            allowed = torch.arange(candidates, device=rows.device) % (candidates // views) != rows[:, None]
             at_hand -= views
         if self.labels:
-            others = self.labels_of_negatives(inputs, candidates) != inputs["labels"][:, None]
+            labels = inputs["labels"].repeat_interleave(len(rows) // len(inputs["labels"]))  # of repeated queries too
+            others = self.labels_of_negatives(inputs, candidates) != labels[:, None]
             allowed = others if allowed is None else allowed & others
         if self.drawn is None or self.drawn >= at_hand:
             return allowed
@@ -281,8 +286,9 @@ class Contrastive(Method):
         labels = inputs["key_labels"] if "key_labels" in inputs else gather(inputs["labels"])
         return {"labels": labels.repeat(2 if self.symmetric else 1)}
 
-    def to_mix(self, query: Tensor, inputs: Inputs, direction: int) -> tuple[Tensor, Tensor | None]:
-        return rows_of(query, inputs), inputs["mixing"][direction] if "mixing" in inputs else None
+    def lot(self, inputs: Inputs, direction: int) -> Tensor | None:
+        """What decides the mixtures, while there are any."""
+        return inputs["mixing"][direction] if "mixing" in inputs else None
 
     def finish(self, step: Step) -> None:
         """The keys enter the queue. (The backward pass has read it by now: no copy needed.)"""

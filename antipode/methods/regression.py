@@ -67,7 +67,9 @@ class Regression(Method):
         attraction = centroid_loss(predictions, targets, self.centroid)
         forces = self.dispersion(predictions, inputs)
         loss = torch.stack([attraction, *forces.values()]).sum()
-        health = self.health(predictions.detach(), targets) | {"centroid_loss": attraction, **forces, "loss": loss}
+        health = self.health(predictions.detach(), targets) | {"loss": attraction}
+        if forces:
+            health |= {**forces, "total_loss": loss}
         return Step(
             loss,
             {name: value.detach() for name, value in health.items()},

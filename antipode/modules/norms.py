@@ -199,7 +199,7 @@ def replace_batch_norms(module: nn.Module, make: Callable[..., nn.Module]) -> No
     place. Relatives of BatchNorm, and those without parameters or statistics, stay."""
     for parent, name, norm in batch_norms(module):
         if _is_plain(norm):
-            other = make(norm.num_features, eps=norm.eps, momentum=norm.momentum or 0.1)
+            other = make(norm.num_features, eps=norm.eps, momentum=norm.momentum)
             other.load_state_dict(norm.state_dict())
             setattr(parent, name, other)
 
@@ -219,7 +219,7 @@ def _is_batch_norm(module: nn.Module) -> TypeGuard[BatchNorm]:
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[BatchNorm]:
-    return _is_batch_norm(module) and module.affine and module.track_running_stats
+    return _is_batch_norm(module) and module.affine and module.track_running_stats and module.momentum is not None
 
 
 def use_norm(module: nn.Module, name: str, groups: int = 32) -> None:

@@ -45,6 +45,15 @@ class Negatives:
     def __add__(self, other: Negatives) -> Negatives:
         return Negatives(torch.logaddexp(self.lse, other.lse), self.count + other.count)
 
+    def weighed(self, alpha: float | None) -> Tensor:
+        """(N,): the log-sum-exp as if there were alpha of them; log(alpha/K) on every score is EqCo's margin over
+        tau."""
+        if alpha is None:
+            return self.lse
+        if isinstance(self.count, int):  # stays on the host: moving it would break a recording of the step
+            return self.lse + math.log(alpha / max(self.count, 1))
+        return self.lse + (math.log(alpha) - self.count.to(self.lse.dtype).clamp(min=1).log())
+
 
 def negatives_of_scores(scores: Tensor, mask: Tensor | None = None) -> Negatives:
     """Negatives given by their scores (N, K), already over the temperature; mask is true where one counts."""
@@ -95,17 +104,10 @@ def fused_negatives(query: Tensor, negatives: Tensor, temperature: float, mask: 
     return Negatives(lse, len(negatives) if mask is None else mask.sum(dim=1))
 
 
-def contrastive_loss(
-    mean: Tensor, variance: Tensor, negatives: Negatives, *, alpha: float | None, variance_weight: float | Tensor
-) -> Tensor:
-    """The formula of this module, per query (N,)."""
+def contrastive_loss(mean: Tensor, variance: Tensor, against: Tensor, variance_weight: float | Tensor) -> Tensor:
+    """The formula of this module, per query (N,). against: the log-sum-exp of the negatives."""
     positive = mean + 0.5 * variance_weight * variance
-    margin: Tensor | float = 0.0
-    if alpha is not None:  # log(alpha/K) on every negative score is EqCo's margin over tau
-        count = negatives.count  # a number stays on the host: moving it would break a recording of the step
-        log_count = math.log(max(count, 1)) if isinstance(count, int) else count.to(mean.dtype).clamp(min=1).log()
-        margin = math.log(alpha) - log_count
-    return torch.logaddexp(positive, negatives.lse + margin) - mean
+    return torch.logaddexp(positive, against) - mean
 
 
 def info_nce(
@@ -115,6 +117,7 @@ def info_nce(
     *,
     temperature: float,
     alpha: float | None = None,
+    alpha_on: str = "all",
     variance_weight: float | Tensor = 0.0,
     extra_scores: Tensor | None = None,
     mask: Tensor | None = None,
@@ -122,12 +125,13 @@ def info_nce(
     reduction: str = "mean",
     fused: bool | None = None,
 ) -> Tensor:
-    """The contrastive loss of N queries; a scalar, or (N,) with reduction="none".
+    """The contrastive loss of N queries: their mean or sum, or (N,) with reduction="none".
 
     query (N, D); keys (N, D), or (N, M, D) for M positives each; negatives (K, D) shared or (N, K, D).
     mask (N, K) is true where a negative counts. extra_scores (N, S) are further negatives given by their scores,
     already divided by the temperature, NOTHING where there is none. alpha=None is plain InfoNCE; otherwise the factor
-    is alpha over the number of negatives of that query, extra scores included. variance_weight is JCL's lambda. With
+    is alpha over the number of negatives of that query, extra scores included, or with alpha_on="real" of those alone
+    that are no extra scores, which then have the factor 1. variance_weight is JCL's lambda. With
     `each` every key has a term of its own, and the loss is their mean: JCL's vanilla form, of which variance_weight is
     no part.
 
@@ -144,19 +148,32 @@ def info_nce(
         raise UsageError(f"fused: given True, but {reason}. Leave it out, or give False.")
     with torch.autocast(query.device.type, enabled=False):
         if fused:
-            against = fused_negatives(query, negatives, temperature, mask)
+            real = fused_negatives(query, negatives, temperature, mask)
         else:
-            against = negatives_of_scores(scores(query.to(dtype), negatives.to(dtype), temperature), mask)
+            real = negatives_of_scores(scores(query.to(dtype), negatives.to(dtype), temperature), mask)
         query, keys = query.to(dtype), keys.to(dtype)
         positive = scores(query, keys if keys.dim() == 3 else keys[:, None], temperature)  # (N, M)
-        if extra_scores is not None:
+        if extra_scores is None:
+            against = real.weighed(alpha)
+        else:
             extra_scores = extra_scores.to(dtype)
-            against = against + negatives_of_scores(extra_scores, extra_scores > NOTHING)
+            extra = negatives_of_scores(extra_scores, extra_scores > NOTHING)
+            only_real = alpha_on == "real"
+            against = torch.logaddexp(real.weighed(alpha), extra.lse) if only_real else (real + extra).weighed(alpha)
         if each:
-            alone = positive.T  # (M, N)
-            terms = contrastive_loss(alone, torch.zeros_like(alone), against, alpha=alpha, variance_weight=0.0)
-            loss = terms.mean(dim=0)
+            loss = contrastive_loss(positive.T, torch.zeros_like(positive.T), against, 0.0).mean(dim=0)
         else:
             mean, variance = positive.mean(dim=1), positive.var(dim=1, correction=0)
-            loss = contrastive_loss(mean, variance, against, alpha=alpha, variance_weight=variance_weight)
-    return loss if reduction == "none" else loss.mean()
+            loss = contrastive_loss(mean, variance, against, variance_weight)
+    return reduced(loss, reduction)
+
+
+def reduced(loss: Tensor, reduction: str) -> Tensor:
+    match reduction:
+        case "mean":
+            return loss.mean()
+        case "sum":
+            return loss.sum()
+        case "none":
+            return loss
+    raise UsageError(f"reduction: {reduction!r} given; allowed are mean, sum, none.")

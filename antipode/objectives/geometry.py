@@ -51,14 +51,26 @@ def effective_rank(x: Tensor) -> Tensor:
     float64; below 1e-8 of the features' norm they are rounding, and count as zero.
     """
     x = x.double()
-    centred = x - x.mean(0)
-    gram = centred.T @ centred if len(x) >= x.shape[1] else centred @ centred.T
-    finite = gram.isfinite().all()
-    squares = torch.linalg.eigvalsh(gram.where(finite, 0))  # which raises on a NaN
+    squares, finite = _squared_singular_values(x - x.mean(0))
     singular = squares.where(squares > 1e-16 * x.square().sum(), 0).sqrt()
     share = singular / singular.sum().clamp_min(torch.finfo(x.dtype).tiny)
     rank = torch.special.entr(share).sum().exp() * (singular.sum() > 0)
     return rank.where(finite, torch.nan)
+
+
+def evenness(x: Tensor) -> Tensor:
+    """Smallest over largest singular value of the unit vectors along the rows of x (N, D): the inverse of the condition
+    number, 1 where MSBReg's singular value loss is least. NaN for features that are not finite."""
+    squares, finite = _squared_singular_values(normalize(x.double(), dim=1))
+    squares = squares.clamp(min=0)
+    return (squares[0] / squares[-1].clamp(min=torch.finfo(x.dtype).tiny)).sqrt().where(finite, torch.nan)
+
+
+def _squared_singular_values(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Ascending, as the eigenvalues of the smaller of the two Gram matrices; and whether x is finite (else zeros)."""
+    gram = x.T @ x if len(x) >= x.shape[1] else x @ x.T
+    finite = gram.isfinite().all()
+    return torch.linalg.eigvalsh(gram.where(finite, 0)), finite  # which raises on a NaN
 
 
 def feature_deviation(x: Tensor) -> Tensor:

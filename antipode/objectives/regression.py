@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 
 def centroid_loss(predictions: Tensor, targets: Tensor, form: str = "split") -> Tensor:
@@ -79,13 +78,3 @@ def pair_distance(embeddings: Tensor) -> Tensor:
 def image_spread(embeddings: Tensor) -> Tensor:
     """Mean squared distance of the views of an image from their centroid. embeddings: (n, K, D)."""
     return (embeddings - embeddings.mean(dim=1, keepdim=True)).square().sum(dim=2).mean()
-
-
-def evenness(z: Tensor) -> Tensor:
-    """Smallest over largest singular value of the unit vectors along the rows of z (M, d): the inverse of the condition
-    number, 1 where the singular value loss is least. From the eigenvalues of the smaller Gram matrix, in float64."""
-    z = F.normalize(z.double(), dim=1)
-    gram = z.T @ z if len(z) >= z.shape[1] else z @ z.T
-    finite = gram.isfinite().all()
-    squares = torch.linalg.eigvalsh(gram.where(finite, 0)).clamp(min=0)  # which raises on a NaN
-    return (squares[0] / squares[-1].clamp(min=torch.finfo(z.dtype).tiny)).sqrt().where(finite, torch.nan)

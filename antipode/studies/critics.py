@@ -56,7 +56,7 @@ def batch_losses(query: Tensor, keys: Tensor, alpha: float | None) -> Tensor:
     scores = torch.baddbmm(not_itself, query, keys.mT)  # (C, K, K)
     positive = (query * keys).sum(dim=2)
     negatives = Negatives(scores.logsumexp(dim=2), k - 1)
-    return contrastive_loss(positive, torch.zeros_like(positive), negatives, alpha=alpha, variance_weight=0.0).mean(1)
+    return contrastive_loss(positive, torch.zeros_like(positive), negatives.weighed(alpha), 0.0).mean(1)
 
 
 def bound(loss: float, k: int, alpha: float | None) -> float:

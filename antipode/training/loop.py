@@ -126,7 +126,7 @@ class Training:
         self.step = self.saved_step = meta["step"]
 
     def save(self) -> None:
-        """Write a checkpoint, but never one of weights that are lost. All ranks call it, and the first writes."""
+        """Write a checkpoint, but none after a loss that is no number. All ranks call it, and the first writes."""
         if self.step == self.saved_step:
             return
         self.average_statistics()
@@ -136,7 +136,7 @@ class Training:
         if rank() > 0:
             return
         if steps:
-            check_finite(float(sums["loss"]), self.step, self.run.last_good())
+            check_finite(float(sums.get("total_loss", sums["loss"])), self.step, self.run.last_good())
         tensors = self.plain_step.state()
         tensors |= {f"meter.{name}": value for name, value in sums.items()}
         meta = {
@@ -222,6 +222,7 @@ class Training:
             drops=config.lr_drops,
             update=config.lr_update,
             warmup_epochs=config.warmup_epochs,
+            warmup_kind=config.warmup_kind,
         )
 
     def report(
@@ -232,7 +233,7 @@ class Training:
         average(self.meter.sums.values())
         record |= {name: round(value, 6) for name, value in self.meter.read().items()}
         record["lr"] = self.learning_rate(self.step - 1)
-        check_finite(record["loss"], self.step, self.run.last_good())
+        check_finite(record.get("total_loss", record["loss"]), self.step, self.run.last_good())
         every = self.config.knn_every
         if online is not None and every and self.epoch_is_over and self.epoch % every == 0:
             self.average_statistics()

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from antipode.errors import AntipodeError
 from antipode.files import write_text
-from antipode.objectives.geometry import effective_rank, feature_deviation, uniformity
-from antipode.objectives.regression import evenness
+from antipode.objectives.geometry import effective_rank, evenness, feature_deviation, uniformity
 
 STARVING = 0.3  # share of the time spent waiting for data
 COLLAPSED_DEVIATION = 0.05
@@ -86,8 +85,10 @@ class Log:
             self.writer = SummaryWriter(str(events), purge_step=from_step + 1)
 
     def write(self, record: dict[str, Any]) -> None:
+        """A number that is none is null: JSON has no other word for it."""
+        known = {name: value if math.isfinite(value) else None for name, value in record.items()}
         try:
-            self.file.write(json.dumps(record) + "\n")
+            self.file.write(json.dumps(known) + "\n")
         except OSError as error:
             raise AntipodeError(f"{self.file.name} cannot be written: {error.strerror}.") from error
         if self.writer is not None:
@@ -113,11 +114,15 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 @torch.no_grad()
 def spread(embedding: Tensor) -> dict[str, float]:
-    """How far the embeddings (N, dim) of a batch are from a collapse. Read from the device together; eigenvalues of so
-    small a matrix are quicker on the CPU."""
-    measures = {"feature_deviation": feature_deviation, "uniformity": uniformity, "evenness": evenness}
-    values = torch.stack([measure(embedding).double() for measure in measures.values()]).tolist()
-    return dict(zip(measures, values, strict=True)) | {"effective_rank": float(effective_rank(embedding.cpu()))}
+    """How far the embeddings (N, dim) of a batch are from a collapse. Eigenvalues of so small a matrix are quicker on
+    the CPU."""
+    here = embedding.cpu()
+    return {
+        "feature_deviation": float(feature_deviation(here)),
+        "effective_rank": float(effective_rank(here)),
+        "uniformity": float(uniformity(embedding)),
+        "evenness": float(evenness(here)),
+    }
 
 
 def check_finite(loss: float, step: int, last_good: str) -> None:
