@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from antipode.errors import AntipodeError, UsageError
     from antipode.evaluation.embed import embed
     from antipode.evaluation.evaluate import evaluate
     from antipode.loading import load_backbone, load_transform
@@ -26,8 +27,12 @@ _WHERE = {
     "embed": "antipode.evaluation.embed",
     "load_backbone": "antipode.loading",
     "load_transform": "antipode.loading",
+    "AntipodeError": "antipode.errors",
+    "UsageError": "antipode.errors",
 }
-__all__ = ["__version__", "embed", "evaluate", "load_backbone", "load_transform", "pretrain"]
+__all__ = [
+    "AntipodeError", "UsageError", "__version__", "embed", "evaluate", "load_backbone", "load_transform", "pretrain",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -37,4 +42,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_WHERE])
+    return __all__

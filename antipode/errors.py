@@ -22,3 +22,9 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     """' Did you mean x?' where one of the allowed words is near, else nothing."""
     close = difflib.get_close_matches(word, list(allowed), n=1)
     return f" Did you mean {close[0]}?" if close else ""
+
+
+def check_word(field: str, word: str, allowed: Iterable[str]) -> None:
+    allowed = list(allowed)
+    if word not in allowed:
+        raise UsageError(f"{field}: {word!r} is not known.{nearest(word, allowed)} Allowed: {', '.join(allowed)}.")

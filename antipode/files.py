@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,8 @@ from pathlib import Path
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside `path` that is flushed to the disk and takes its name if the block succeeds, and
     vanishes if it fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Not the process's number: two containers that share a folder may have the same.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
         with open(temporary, "rb") as file:

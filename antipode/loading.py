@@ -28,13 +28,15 @@ BACKBONE = ONLINE + "backbone."
 
 @dataclass(frozen=True)
 class Loaded:
-    """A backbone in eval mode, what its input must look like, and where it comes from."""
+    """A backbone in eval mode, what its input must look like, and where it comes from. config: of the training, where
+    it is from a run or a checkpoint."""
 
     backbone: nn.Module
     preprocess: Preprocess
     name: str
     epoch: int | None = None
     seed: int | None = None
+    config: Config | None = None
     run: Run | None = None
 
 
@@ -110,7 +112,7 @@ def from_checkpoint(
     assert isinstance(encoder, Encoder)
     encoder.load_state_dict(part(tensors, ONLINE))
     module = encoder if features == "embedding" else encoder.backbone
-    return Loaded(module.eval(), preprocess_of(config), name, meta["epoch"], config.seed, run)
+    return Loaded(module.eval(), preprocess_of(config), name, meta["epoch"], config.seed, config, run)
 
 
 def load_backbone(run: Spec | Run, *, into: nn.Module | None = None) -> nn.Module:
@@ -164,6 +166,8 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         ) from error
     while isinstance(content, dict) and isinstance(content.get("state_dict", content.get("model")), dict):
         content = content.get("state_dict", content.get("model"))
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} holds a {type(content).__name__}; named tensors are needed: save a state_dict().")
     return {name: value for name, value in content.items() if isinstance(value, Tensor)}
 
 

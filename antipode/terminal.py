@@ -102,10 +102,15 @@ class Terminal:
         kind = message.partition(":")[0]  # each kind once: a warning repeated a hundred times is not read
         if kind not in self.warned:
             self.warned.add(kind)
-            self.console.print(f"[bold yellow]warning[/] {escape(message)}", soft_wrap=True)
+            warn(message, self.console)
 
     def say(self, message: str) -> None:
         self.console.print(printable(message), soft_wrap=True, markup=False)
+
+
+def warn(message: str, console: Console | None = None) -> None:
+    console = console or Console(file=sys.stderr, highlight=False)
+    console.print(f"[bold yellow]warning[/] {escape(printable(message))}", soft_wrap=True)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import write_images
+from conftest import write_images, write_labelled
 from PIL import Image
 
 import antipode
@@ -232,3 +232,16 @@ def test_a_run_on_data_from_python_asks_for_it_again(tmp_path):
         analyse([run], "similarity")
     (found,) = results([run], "similarity", tmp_path / "out", data=images, augmentations=2)
     assert found["images"] == 36  # a tenth is held out
+
+
+def test_data_that_was_moved_is_divided_as_the_run_divided_it(tmp_path):
+    data = write_labelled(tmp_path / "here")
+    write_images(data / "grey", 30)
+    fields = SMALL | {"epochs": 1, "holdout": 0.3, "classes": ["red", "blue"], "fraction": 0.5}
+    run = antipode.pretrain("moco-v2", data=data, out=tmp_path / "run", **fields)
+    before = {split: list(Inquiry().images(run, split).names) for split in ("train", "val")}
+    data.rename(tmp_path / "there")
+    for split in ("train", "val"):
+        moved = Inquiry(tmp_path / "there").images(run, split)
+        assert moved.names == before[split] and moved.classes == ("red", "blue")
+    assert len(before["train"]) == 28 and len(before["val"]) == 12  # half of seven and of three tenths of 80

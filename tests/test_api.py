@@ -80,6 +80,25 @@ def test_views_may_be_a_function_and_stay_reproducible(tmp_path):
     assert runs[0].config.views == "custom"
 
 
+@pytest.mark.parametrize("wrong", [lambda im: im, lambda im: im[:, :8, :8].float(), lambda im: im.numpy()])
+def test_a_function_that_gives_no_views_is_refused_before_anything_is_written(wrong, tmp_path):
+    with pytest.raises(UsageError, match=r"views: .* floating-point tensor \(3, 16, 16\)"):
+        antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", views=wrong, **SMALL)
+    assert not (tmp_path / "run" / "config.json").exists()
+    antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **SMALL)
+
+
+def test_the_package_shows_its_calls_and_errors_and_nothing_else():
+    assert dir(antipode) == sorted(antipode.__all__)
+    assert {"pretrain", "evaluate", "embed", "load_backbone", "load_transform", "UsageError"} <= set(dir(antipode))
+    assert all(getattr(antipode, name) is not None for name in dir(antipode))
+
+
+def test_an_existing_run_is_refused_in_words_for_python_too(trained):
+    with pytest.raises(UsageError, match="resume=True"):
+        antipode.pretrain("moco-v2", data=pictures(), out=trained.path, **SMALL)
+
+
 def test_a_backbone_may_be_a_module_and_is_filled_again(tmp_path):
     def net():
         return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten())

@@ -227,6 +227,58 @@ def test_a_loss_that_is_no_number_stops_the_run_and_says_what_to_do(tmp_path):
     refused(done, "the loss became", "--lr", status=1)
 
 
+def test_a_dry_run_may_name_an_existing_run_and_refuses_what_the_run_would(trained, tmp_path):
+    run, data, _ = trained
+    words = ["pretrain", "moco-v2", "--data", data, *QUICK, "--dry-run", "--out"]
+    done = command(*words, run, "--hardest", "100")
+    assert done.returncode == 0 and "time: about" in done.stdout, done.stderr
+    assert "hardest has no effect: nothing is mixed." in done.stdout
+    refused(command(*words, tmp_path / "run", "--init", "runs/none"), "init", "runs/none")
+
+
+def test_a_setting_without_effect_is_noted(tmp_path):
+    words = ["--data", "shapes=100", *SMALL, "--epochs", "1", "--mix-in", "key", "--out", tmp_path / "run"]
+    assert "mix_in has no effect" in command("pretrain", "moco-v2", *words).stderr
+
+
+def test_what_is_no_run_is_not_taken_for_one(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "photo.jpg").write_text("")
+    (tmp_path / "file").write_text("")
+    for name, said in (("folder", "other things"), ("file", "a file")):
+        for more in ([], ["--resume"]):
+            done = command("pretrain", "moco-v2", "--data", "shapes=100", *QUICK, "--out", tmp_path / name, *more)
+            refused(done, "is no run", said)
+            assert "--resume" not in done.stderr
+    refused(command("pretrain", "--out", tmp_path / "none", "--resume"), "there is no run in", "none")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["pretrian"], ["'pretrian'", "Did you mean pretrain?"]),
+        (["evaluate", "x", "--data", "y", "--protocol", "lin"], ["--protocol", "'lin'", "Did you mean linear?"]),
+        (["analyse", "x", "--what", "gradeint"], ["--what", "Did you mean gradient?"]),
+        (["pretrain", "moco-v2", "photos", "--out", "x"], ["'photos'", "Did you mean --data photos?"]),
+        (["pretrain", "moco-v2", "--data", "shapes"], ["--out: it must be given"]),
+        (["embed", "x", "--data", "y", "--batch-size", "ten"], ["--batch-size: 'ten' is not a whole number"]),
+        (["embed", "x", "--data", "y", "--batch-size"], ["--batch-size: a value must follow"]),
+    ],
+)
+def test_words_that_are_wrong_are_told_in_a_line_or_two_with_what_is_near(words, said):
+    done = command(*words)
+    refused(done, *said)
+    assert "usage:" not in done.stderr and len(done.stderr.splitlines()) <= 2
+
+
+def test_help_lists_what_a_field_allows():
+    text = command("pretrain", "--help").stdout
+    for part in ("--optimizer {sgd,adamw,lars}", "--precision {auto,fp32,bf16,fp16}", "--depth {8,16}",
+                 "--crop-scale A,B", "--keep-epochs N,..", "--symmetric [BOOL]", "--epochs N", "--lr X"):  # fmt: skip
+        assert part in text
+
+
 def test_lists_answer_without_torch_and_help_covers_every_field():
     from antipode.config.resolve import FIELDS
 

@@ -8,6 +8,7 @@ import pytest
 
 from antipode.config.catalogue import METHODS
 from antipode.config.families import FAMILIES, FIELDS, SECTIONS
+from antipode.config.idle import IDLE, idle_notes
 from antipode.config.recipes import RECIPES
 from antipode.config.resolve import Layer, merge, policies, read_file, resolve
 from antipode.config.sizing import Facts, sized
@@ -51,8 +52,8 @@ def test_text_from_the_command_line_means_what_python_values_mean():
         ({"quee_size": 3}, ["quee_size", "no such field", "queue_size"]),
         ({"temperature": -1}, ["temperature", "-1", "greater than 0"]),
         ({"optimizer": "adam"}, ["optimizer", "'adam'", "'adamw' or 'lars'"]),
-        ({"epochs": "many"}, ["epochs", "'many'", "integer"]),
-        ({"epochs": 2.5}, ["epochs", "2.5", "integer"]),
+        ({"epochs": "many"}, ["epochs", "'many'", "a whole number"]),
+        ({"epochs": 2.5}, ["epochs", "2.5", "a whole number"]),
         ({"method": "moco-v3"}, ["method", "moco-v3", "Did you mean moco-v2"]),
         ({"recipe": "cifar"}, ["recipe", "Did you mean cifar10"]),
         ({"views": "moco2"}, ["views", "Did you mean moco-v2"]),
@@ -64,7 +65,12 @@ def test_text_from_the_command_line_means_what_python_values_mean():
         ({"mean": [0.5], "std": [0.5]}, ["mean", "3 channels"]),
         ({"warmup_epochs": 200}, ["warmup_epochs", "below epochs"]),
         ({"lr": float("nan")}, ["lr", "finite"]),
-        ({"device": "gpu"}, ["device", "gpu"]),
+        ({"device": "gpu"}, ["device", "'gpu'; allowed: auto, cpu, cuda or cuda:N"]),
+        ({"lr": "fast"}, ["lr", "'fast'; it should be a number"]),
+        ({"symmetric": "perhaps"}, ["symmetric", "true or false"]),
+        ({"crop_scale": "0.2"}, ["crop_scale: given '0.2'; two numbers are needed, such as 0.2,1"]),
+        ({"crop_scale": (0.1, 0.2, 1)}, ["crop_scale", "two numbers are needed"]),
+        ({"crop_scale": 0.2}, ["crop_scale", "two numbers are needed"]),
     ],
 )
 def test_a_wrong_field_is_refused_with_name_value_and_what_is_allowed(wrong, said):
@@ -175,6 +181,76 @@ def test_methods_of_different_families_do_not_combine():
     assert resolve(given(method="jcl+eqco", data="imagenet=x")).config.alpha == 65536
     with pytest.raises(UsageError, match="byol is a regression method, and eqco a contrastive one"):
         resolve(given(method="byol+eqco"))
+
+
+@pytest.mark.parametrize(("method", "data"), [("simclr", "cifar10"), ("simo", "shapes"), ("byol", "imagenet=x"),
+                                               ("msbreg", "cifar10"), ("supervised", "cifar10")])  # fmt: skip
+def test_a_warm_up_that_nobody_asked_for_fits_a_short_trial(method, data):
+    resolved = resolve(given(method=method, data=data, epochs="2"))
+    assert resolved.config.warmup_epochs == pytest.approx(0.2)
+    assert resolved.origins["warmup_epochs"] == "shortened to fit 2 epochs"
+    usual = resolve(given(method=method, data=data))
+    assert usual.config.warmup_epochs >= 2 and "shortened" not in usual.origins["warmup_epochs"]
+    for asked, file in (({"warmup_epochs": 10}, {}), ({}, {"warmup_epochs": 10})):
+        with pytest.raises(UsageError, match="warmup_epochs"):
+            resolve(given(method=method, data=data, epochs=2, **asked), file=Layer("file", file))
+
+
+def test_a_short_trial_of_mochi_has_mixtures():
+    assert resolve(given(method="mochi", data="imagenet=x", epochs=15)).config.mixing_warmup == 1
+    assert resolve(given(method="mochi", data="imagenet=x", epochs=16)).config.mixing_warmup == 15
+    assert resolve(given(method="mochi", epochs=5, mixing_warmup=5)).config.mixing_warmup == 5
+    facts = Facts(1000, 100, False)
+    assert resolve(given(method="mochi", data="./photos", epochs=3), facts=facts).config.mixing_warmup == 0
+
+
+def test_what_the_parts_of_a_method_differ_in_is_told_whole_and_settled_by_what_is_given():
+    with pytest.raises(UsageError) as refused:
+        resolve(given(method="simclr+mochi", data="imagenet=x"))
+    said = str(refused.value).splitlines()[1:]
+    assert said[0].strip() == "head (simclr: mlp-bn, mochi: mlp): give --head"
+    assert [line.split()[0] for line in said] == ["head", "temperature", "views"]
+    with pytest.raises(UsageError, match="temperature") as refused:
+        resolve(given(method="simclr+mochi", data="imagenet=x", head="mlp"))
+    assert "--head" not in str(refused.value)
+    config = resolve(given(method="simo+mochi", head="mlp"), file=Layer("file", {"views": "moco-v2"})).config
+    assert (config.head, config.negatives_from, config.mixes) == ("mlp", "batch", True)
+    resolve(given(method="byol+msbreg", data="imagenet=x", lr=1, hidden=8, views="byol", weight_decay=0, batch_size=64))
+
+
+def test_every_combination_that_the_readme_names_works_as_it_is():
+    for data in ("./photos", *(f"{recipe}=x" for recipe in RECIPES)):
+        for joint in ("jcl", "jcl-vanilla"):
+            config = resolve(given(method=f"eqco+{joint}+mochi", data=data)).config
+            assert config.alpha and config.keys > 1 and config.mixes
+
+
+@pytest.mark.parametrize(
+    ("fields", "idle"),
+    [
+        ({"hardest": 100}, ["hardest"]),
+        ({"method": "mochi", "hardest": 100}, []),
+        ({"keys": 1, "variance_weight": 2}, ["variance_weight"]),
+        ({"mix_in": "key", "mixing_warmup": 3}, ["mix_in", "mixing_warmup"]),
+        ({"method": "mochi", "with_query": 0, "mix_in": "key"}, ["mix_in"]),
+        ({"method": "simclr", "queue_size": 10, "key_momentum": 0.5}, ["key_momentum", "queue_size"]),
+        ({"method": "byol", "key_momentum": 0.5, "lr_drops": "0.5"}, ["lr_drops"]),
+        ({"head": "linear", "hidden": 10}, ["hidden"]),
+        ({"method": "supervised", "epochs": 10}, []),
+    ],
+)
+def test_a_setting_that_has_no_effect_is_noted_if_the_user_gave_it(fields, idle):
+    notes = [note.partition(" has no effect: ")[0] for note in resolve(given(**fields)).notes if "no effect" in note]
+    assert notes == idle
+    assert not resolve(given(method=fields.get("method", "moco-v2")), file=Layer("f", fields)).notes
+
+
+def test_rules_about_settings_without_effect_name_real_fields():
+    for idle in IDLE:
+        assert set(idle.fields) <= {*FIELDS, "grey_first", "solarise_threshold"}
+    for method in METHODS:
+        config = resolve(given(method=method)).config
+        idle_notes(config, FIELDS)  # no rule asks for what a family does not have
 
 
 def test_every_field_belongs_to_a_family_and_is_listed_once():

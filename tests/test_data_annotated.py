@@ -189,6 +189,15 @@ def test_a_flat_folder_without_its_truth_is_refused(flat):
     (flat / "val.txt").write_text("ILSVRC2012_val_00000001.JPEG 999\n")
     with pytest.raises(UsageError, match=r"numbers 1000 classes, but train/ has 3 folders"):
         open_images(f"imagenet={flat}", "val")
+    (flat / "val.txt").write_text("")
+    with pytest.raises(UsageError, match=r"val.txt does not say the class of 4 images"):
+        open_images(f"imagenet={flat}", "val")
+    lines = [f"ILSVRC2012_val_{number:08d}.JPEG {WNIDS[label]}" for number, label in enumerate(VAL, start=1)]
+    (flat / "val.txt").write_text("\n\n".join(lines) + "\n \n")
+    assert open_images(f"imagenet={flat}", "val").labels.tolist() == list(VAL)
+    (flat / "val.txt").write_text("\n".join(lines) + "\nand more words\n")
+    with pytest.raises(UsageError, match="'and more words' is not an image and its class"):
+        open_images(f"imagenet={flat}", "val")
     (flat / "val.txt").unlink()
     write_truth(flat, "devkit")
     (flat / "val" / "ILSVRC2012_val_00000001.JPEG").unlink()

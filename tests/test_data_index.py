@@ -39,8 +39,8 @@ def settle(root):
 def walks(monkeypatch):
     """Counts the times that a folder is really listed."""
     listed = []
-    walk = folder._walk
-    monkeypatch.setattr(folder, "_walk", lambda *given: (listed.append(given[0]), walk(*given))[1])
+    walk = folder.walk
+    monkeypatch.setattr(folder, "walk", lambda *given: (listed.append(given[0]), walk(*given))[1])
     return listed
 
 

@@ -75,13 +75,14 @@ def test_broken_images_are_named_and_replaced_by_the_next_good_one(broken, form)
 
 @pytest.mark.parametrize("form", FORMS)
 def test_too_many_broken_images_are_an_error_that_names_them(form):
-    def use(max_broken, broken=(2, 9)):
+    def use(max_broken, broken=(2, 9, 11)):
         return batches(Loader(images(broken), workers=2, max_broken=max_broken, **form), list(range(40)))
 
-    assert len(use(0.05)) == 1  # 2 of 40
-    for share in (0.02, 0.0):  # 1 of 40, rounded up, and none
-        with pytest.raises(AntipodeError, match=r"(?s)at most \d of 40.*p[29]: .*--max-broken"):
-            use(share)
+    assert len(use(0.01)) == 1  # three may be, of however few
+    assert len(use(0.1, broken=(2, 9, 11, 20))) == 1
+    for share, broken in ((0.0, (2,)), (0.075, (2, 9, 11, 20))):  # none, and 3 of 40
+        with pytest.raises(AntipodeError, match=rf"(?s)at most {round(40 * share)} of 40.*p\d+: .*--max-broken"):
+            use(share, broken)
     with pytest.raises(AntipodeError, match="40 broken images"):
         use(1.0, broken=range(40))
 

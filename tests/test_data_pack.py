@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from safetensors import safe_open
 
+from antipode.data.commands import preview
 from antipode.data.decode import decode
 from antipode.data.images import Images
 from antipode.data.pack import is_pack, open_pack, pack
@@ -195,3 +196,9 @@ def test_a_file_that_is_no_pack_is_not_overwritten(folder, tmp_path):
     with pytest.raises(UsageError, match="something else"):
         pack(splits_of(folder), tmp_path / "thesis.txt")
     assert (tmp_path / "thesis.txt").read_text() == "three years of work"
+
+
+def test_a_preview_makes_its_folder(folder, tmp_path):
+    preview(folder, tmp_path / "none" / "yet" / "sheet.png", images=2, count=1)
+    with Image.open(tmp_path / "none" / "yet" / "sheet.png") as sheet:
+        assert min(sheet.size) > 20

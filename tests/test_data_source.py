@@ -9,6 +9,7 @@ from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from antipode.data.decode import decode
+from antipode.data.shards import find_shards
 from antipode.data.source import Images, open_images, open_splits
 from antipode.errors import UsageError
 
@@ -55,6 +56,26 @@ def test_links_are_followed_but_not_round_in_circles(labelled, tmp_path_factory)
     images = open_images(labelled, holdout=0)
     assert "fox/linked.png" in images.names and "cat/0.png" in images.names
     assert len(images) == 7
+
+
+def test_links_that_lead_to_each_other_end(tmp_path):
+    for name in ("a", "b"):
+        save(tmp_path / name / "own.png")
+    os.symlink(tmp_path / "b", tmp_path / "a" / "to")
+    os.symlink(tmp_path / "a", tmp_path / "b" / "to")
+    os.symlink("round", tmp_path / "a" / "about")
+    os.symlink("about", tmp_path / "a" / "round")
+    images = open_images(tmp_path, holdout=0)
+    assert images.names == ["a/own.png", "a/to/own.png", "b/own.png", "b/to/own.png"]
+    assert len(open_images(tmp_path / "a", holdout=0)) == 2
+
+
+def test_shards_are_found_once_where_a_link_leads_back(tmp_path):
+    for number in range(2):
+        (tmp_path / "deep" / f"{number}.tar").parent.mkdir(exist_ok=True)
+        (tmp_path / "deep" / f"{number}.tar").touch()
+    os.symlink(tmp_path, tmp_path / "deep" / "back")
+    assert find_shards(tmp_path, ".tar") == [tmp_path / "deep" / "0.tar", tmp_path / "deep" / "1.tar"]
 
 
 def test_reading_survives_a_change_of_folder(labelled, tmp_path_factory, monkeypatch):

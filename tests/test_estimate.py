@@ -5,6 +5,7 @@ import torch
 from conftest import SMALL, command
 
 from antipode.config.resolve import Layer
+from antipode.data import loader
 from antipode.errors import AntipodeError, UsageError
 from antipode.methods.build import build_method
 from antipode.training.estimate import (
@@ -109,6 +110,14 @@ def test_images_that_stream_take_no_memory(tmp_path):
     sample = take_sample(ready)
     assert not stays_resident(ready, sample) and "images" not in estimate_memory(ready, sample)
     assert sample.nbytes == 16 * 16 * 3 and len(sample.canvas) == 32
+
+
+def test_images_stay_where_the_loader_would_keep_them(tmp_path, monkeypatch):
+    ready = prepared(tmp_path, METHODS["simclr"])
+    sample = take_sample(ready)
+    for free, stay in ((5 * 200 * 16 * 16 * 3, True), (3 * 200 * 16 * 16 * 3, False)):  # a quarter may be taken
+        monkeypatch.setattr(loader, "free_memory", lambda device, free=free: free)
+        assert stays_resident(ready, sample) is stay is loader.Loader(ready.images).resident
 
 
 def test_hours_are_the_steps_times_what_one_takes(tmp_path):

@@ -3,12 +3,17 @@
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import command, write_images, write_labelled
 
 import antipode
+from antipode.analysis.inquiry import quiet
 from antipode.errors import UsageError
+from antipode.evaluation import subject
+from antipode.loading import load
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 8, "queue_size": 32, "bn_groups": 1, "epochs": 1}
 
@@ -72,3 +77,48 @@ def test_results_add_up_in_the_runs_folder(run):
     antipode.evaluate(trained, protocol="linear", data=data, epochs=2, lr=[0.1])
     results = json.loads((trained.path / "results.json").read_text())
     assert len(results) == before + 1 and results[-1]["constants"]["chosen_lr"] == 0.1
+
+
+def test_a_checkpoint_is_judged_by_its_runs_own_division(run):
+    trained, data = run
+    ((_, checkpoint),) = trained.checkpoints()
+    of_run = antipode.evaluate(trained, protocol="knn", data=data, k=[5])
+    alone = antipode.evaluate(checkpoint, protocol="knn", data=data, k=[5])
+    for known in ("value", "images", "constants", "broken"):
+        assert alone[known] == of_run[known]
+    assert alone["constants"]["holdout"] == 0.3
+    held_out = antipode.embed(trained, data=data, split="val").names
+    assert antipode.embed(checkpoint, data=data, split="val").names == held_out
+
+
+def test_splits_whose_labels_mean_other_classes_are_refused(run, tmp_path):
+    (path,) = write_images(tmp_path, 1)
+    for split, names in (("train", ["ant", "bee"]), ("test", ["bee", "ant"])):
+        table = pa.table({"image": [path.read_bytes()] * 4, "label": [0, 1, 0, 1]})
+        features = {"label": {"_type": "ClassLabel", "names": names}}
+        about = {"huggingface": json.dumps({"info": {"features": features}})}
+        pq.write_table(table.replace_schema_metadata(about), tmp_path / f"{split}.parquet")
+    with pytest.raises(UsageError, match=r"label 0 .* is 'ant' in the training images and 'bee' in the test"):
+        antipode.evaluate(run[0], protocol="knn", data=f"parquet={tmp_path}", k=[1])
+
+
+def test_a_split_may_lack_the_last_classes(run, tmp_path):
+    (path,) = write_images(tmp_path, 1)
+    for split, labels in (("train", [0, 1, 2, 2]), ("test", [0, 1, 1, 0])):  # of numbers alone, 3 classes and 2
+        pq.write_table(pa.table({"image": [path.read_bytes()] * 4, "label": labels}), tmp_path / f"{split}.parquet")
+    assert antipode.evaluate(run[0], protocol="knn", data=f"parquet={tmp_path}", k=[1])["images"]["test"] == 4
+
+
+def test_features_that_would_fill_a_device_stay_where_they_are(monkeypatch):
+    features = torch.zeros(100, 8)
+    judged = subject.Subject(load("pixels", image_size=8), torch.device("meta"), None, quiet)
+    for free, place in ((5 * features.nbytes, "meta"), (3 * features.nbytes, "cpu")):
+        monkeypatch.setattr(subject, "free_memory", lambda device, free=free: free)
+        assert judged.brought(features).device.type == place
+
+
+@pytest.mark.parametrize("content", [torch.zeros(3), [torch.zeros(3)], 7])
+def test_a_file_without_named_tensors_is_refused(content, tmp_path):
+    torch.save(content, tmp_path / "weights.pt")
+    with pytest.raises(UsageError, match=r"weights.pt holds a .*save a state_dict\(\)"):
+        load(tmp_path / "weights.pt")

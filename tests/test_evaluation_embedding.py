@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -156,3 +157,14 @@ def test_parquet_says_nothing_of_classes_that_are_not_known_and_escapes_names_th
     assert np.load(tmp_path / "f.npz")["names"].tolist() == names
     images = Images("x", names, None, None, lambda index: np.zeros((4, 4, 3), np.uint8))
     assert neighbour_sheet(Loader(images), FEATURES, names).width > 0
+
+
+def test_a_long_name_costs_a_parquet_file_its_own_length_alone(tmp_path: Path) -> None:
+    names = ["x" * 100_000, *(str(n) for n in range(500))]  # 200 MB where each takes the room of the longest
+    tracemalloc.start()
+    save_features(tmp_path / "f.parquet", torch.zeros(501, 2), names, np.arange(501) % 3 - 1, ["ant", "bee"])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    table = pq.read_table(tmp_path / "f.parquet")
+    assert peak < 20e6 and table["name"].to_pylist() == names
+    assert table["class"].to_pylist() == [None, "ant", "bee"] * 167

@@ -4,7 +4,10 @@ import os
 import subprocess
 import sys
 
-from antipode.data.machine import _container_cores, worker_count
+import pytest
+import torch
+
+from antipode.data.machine import _container_cores, free_memory, worker_count
 
 
 def test_a_container_may_have_fewer_cores_than_the_machine(tmp_path):
@@ -16,14 +19,19 @@ def test_a_container_may_have_fewer_cores_than_the_machine(tmp_path):
     assert _container_cores(tmp_path / "none") > 10_000
 
 
+def asked_together(expression, processes):
+    """What one of so many processes would print."""
+    code = f"import torch; from antipode.data.machine import *; print({expression})"
+    environment = os.environ | {"LOCAL_WORLD_SIZE": str(processes)}
+    return int(subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True).stdout)
+
+
+def test_processes_started_together_share_the_memory():
+    free = asked_together("free_memory(torch.device('cpu'))", 64)
+    # others may take and give memory meanwhile
+    assert 64 * free == pytest.approx(free_memory(torch.device("cpu")), rel=0.5)
+
+
 def test_processes_started_together_share_the_cores():
-    code = "from antipode.data.machine import worker_count; print(worker_count())"
-    counts = [
-        int(
-            subprocess.run(
-                [sys.executable, "-c", code], env=os.environ | {"LOCAL_WORLD_SIZE": n}, capture_output=True
-            ).stdout
-        )
-        for n in ("1", "2", "64")
-    ]
+    counts = [asked_together("worker_count()", processes) for processes in (1, 2, 64)]
     assert counts == [worker_count(), max(1, worker_count() // 2), max(1, worker_count() // 64)]

@@ -2,7 +2,9 @@
 
 import json
 import os
+import platform
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +12,7 @@ import time
 
 import pytest
 import torch
-from conftest import SMALL, command
+from conftest import SMALL, command, write_images
 
 from antipode.training.run import Run
 
@@ -104,6 +106,97 @@ def test_a_finished_run_goes_on_under_a_longer_schedule(tmp_path):
     assert third["lr"] == pytest.approx(Run.open(out).config.learning_rate / 2)  # the longer cosine, at its middle
     assert int(weights(out)["method.queue.pushed"]) == 40 * 16
     assert not torch.equal(before["method.online.head.0.weight"], weights(out)["method.online.head.0.weight"])
+
+
+def test_of_two_processes_in_one_folder_the_second_is_refused_and_a_kill_leaves_no_lock(tmp_path, never_stopped):
+    out = tmp_path / "run"
+    process = start(out, "--save-minutes", "0.0005")
+    wait_for_step(out, 3, process)
+    process.send_signal(signal.SIGSTOP)  # or it might be done before the second has begun
+    second = command(*ARGUMENTS, "--out", out, "--resume")
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert second.returncode == 2
+    assert f"is being trained by another process ({process.pid} on {platform.node()})" in second.stderr
+    done = command(*ARGUMENTS, "--out", out, "--resume")
+    assert done.returncode == 0, done.stderr
+    assert metrics(out) == metrics(never_stopped)
+
+
+def test_without_locks_runs_are_made_all_the_same(tmp_path):
+    """As on Windows, where there is no fcntl."""
+    code = (
+        "import sys; sys.modules['fcntl'] = None; from pathlib import Path; from antipode.training.run import Run; "
+        f"run = Run(Path({str(tmp_path / 'run')!r})); run.lock().close(); run.add_result({{}}); print('done')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.stdout == "done\n", done.stderr
+
+
+def test_what_changes_nothing_that_is_computed_may_change_on_resume(tmp_path, never_stopped):
+    out = tmp_path / "run"
+    assert command(*ARGUMENTS, "--out", out, "--epochs", "1").returncode == 0
+    words = "--workers 1 --resident false --max-broken 0.5 --save-every 1 --keep-last 5 --keep-epochs 2 --knn-every 3"
+    words += " --tensorboard false --compile false --record false --save-minutes 9 --device auto --accumulate 1"
+    done = command(
+        "pretrain", "--out", out, "--resume", "--epochs", "6", *words.split(), env={"CUDA_VISIBLE_DEVICES": ""}
+    )
+    assert done.returncode == 0, done.stderr
+    assert [step for step, _ in Run(out).checkpoints()] == [20, 30, 40, 50, 60]
+    # the first epoch of a longer schedule has the same rate as that of a short one
+    assert_same(weights(out), weights(never_stopped))
+    refused = command("pretrain", "--out", out, "--resume", "--precision", "fp32")
+    assert refused.returncode == 2 and "precision" in refused.stderr and "save_every" in refused.stderr
+
+
+def test_data_given_as_a_relative_path_is_found_from_elsewhere_when_it_is_given_again(tmp_path):
+    write_images(tmp_path / "photos", 40)
+    (tmp_path / "elsewhere").mkdir()
+    words = ["pretrain", "moco-v2", "--data", "./photos", "--out", "run", *SMALL, "--epochs", "1"]
+    assert command(*words, cwd=tmp_path).returncode == 0
+    words = ["pretrain", "--out", "../run", "--resume", "--epochs", "2"]
+    done = command(*words, cwd=tmp_path / "elsewhere")
+    assert done.returncode == 2 and f"begun in {tmp_path} with --data ./photos; give --data" in done.stderr, done.stderr
+    done = command(*words, "--data", "../photos", cwd=tmp_path / "elsewhere")
+    assert done.returncode == 0, done.stderr
+    write_images(tmp_path / "others", 41)
+    done = command(*words[:-1], "3", "--data", "../others", cwd=tmp_path / "elsewhere")
+    assert done.returncode == 2 and "same images" in done.stderr
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(tmp_path):
+    out = tmp_path / "run"
+    assert command(*ARGUMENTS, "--out", out, "--epochs", "3", "--save-every", "1").returncode == 0
+    whole = {name: tensor.clone() for name, tensor in weights(out).items()}  # those are mapped from the file
+    lines = metrics(out)
+    (_, good), (_, bad) = Run(out).checkpoints()
+    bad.write_bytes(bad.read_bytes()[:1000])
+    done = command("pretrain", "--out", out, "--resume", "--keep-last", "1")
+    assert done.returncode == 0, done.stderr
+    assert bad.name in done.stderr and f"{good.name} is taken" in done.stderr
+    assert "resuming after step 20 of 30" in done.stderr
+    assert_same(weights(out), whole)
+    assert metrics(out) == lines
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["step-00000030.damaged", bad.name]
+
+
+def test_a_damaged_configuration_is_named(tmp_path, never_stopped):
+    shutil.copytree(never_stopped, tmp_path / "run")
+    file = tmp_path / "run" / "config.json"
+    for text in (file.read_text()[:100], json.dumps(json.loads(file.read_text()) | {"temperature": 0})):
+        file.write_text(text)
+        done = command("pretrain", "--out", tmp_path / "run", "--resume")
+        assert done.returncode == 2 and str(file) in done.stderr
+
+
+def test_a_resume_says_only_what_is_new_and_estimates_what_is_left(never_stopped):
+    done = command("pretrain", "--out", never_stopped, "--resume", "--epochs", "9", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "90 steps, of which 30 are left" in done.stdout and "for 30 steps of" in done.stdout.replace("\n", " ")
+    done = command("pretrain", "--out", never_stopped, "--resume")
+    assert len(done.stdout.splitlines()) == 1 and "resuming after step 60 of 60" in done.stderr
+    done = command("pretrain", "--out", never_stopped, "--resume", "--log-every", "4")
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:-1]] == ["log_every"]
 
 
 def test_nothing_else_may_change_on_resume(never_stopped):

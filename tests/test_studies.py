@@ -2,13 +2,17 @@
 
 import json
 import math
+import shutil
+from collections import defaultdict
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from conftest import command
 from torch import nn
 
+import antipode
 from antipode.analysis.analyse import ANALYSES
 from antipode.analysis.inquiry import Inquiry
 from antipode.cli import main
@@ -17,12 +21,13 @@ from antipode.evaluation.evaluate import evaluate
 from antipode.objectives import info_nce
 from antipode.randomness import generator
 from antipode.studies import STUDIES, find
+from antipode.studies.claims import above, no_worse
 from antipode.studies.critics import Encoders, batch_losses, bound, correlation, estimate
 from antipode.studies.gaussian_pairs import PairSettings
-from antipode.studies.pretraining import Pretraining
+from antipode.studies.pretraining import Pretraining, name_of_run
 from antipode.studies.run import run_study
 from antipode.studies.study import Cell, Claim, Measured, Study, Table, shown
-from antipode.training.run import Run
+from antipode.training.run import Run, commit
 
 CPU = torch.device("cpu")
 TINY = {"dimensions": 3, "hidden": 8, "embedding": 5, "steps": 30, "evaluations": 20}
@@ -150,6 +155,9 @@ class Sums:
     def resolve(self, given):
         return {"a": given["a"], "b": given.get("b", 0), "seed": given["seed"]}
 
+    def run_of(self, given):
+        return str(self.resolve(given))
+
     def run(self, jobs, store, device):
         for job in jobs:
             self.asked.append(dict(job.settings))
@@ -205,6 +213,29 @@ def test_parts_are_disjoint_and_together_whole(tmp_path):
     asked = [tuple(job.values()) for study in parts for job in study.runner.asked]
     assert len(asked) == len(set(asked)) == 6 and all(study.runner.asked for study in parts)
     assert all(cell["value"] is not None for cell in results["cells"])
+
+
+def test_cells_of_one_run_are_never_in_two_parts(tmp_path):
+    parts = [sums() for _ in range(2)]
+    for number, study in enumerate(parts, 1):
+        study.runner.run_of = lambda given: str(given["a"])  # three runs, of two cells each
+        run_study(study, tmp_path, part=(number, 2))
+    first, second = ({job["a"] for job in study.runner.asked} for study in parts)
+    assert first == {1} and second == {2, 3} and [len(study.runner.asked) for study in parts] == [2, 4]
+
+
+def test_what_made_a_cell_is_kept_and_told_when_it_was_not_the_same(tmp_path):
+    said = []
+    first = run_study(sums(), tmp_path, say=said.append)
+    made_by = [cell["made_by"]["0"] for cell in first["cells"]]
+    assert made_by[0] == {"antipode": antipode.__version__, "commit": commit()} and len(said) == 7
+    path = tmp_path / "cells" / f"{first['cells'][2]['addresses'][0]}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"antipode": "0.0.1", "commit": None}))
+    again = run_study(sums(), tmp_path, say=said.append)
+    assert again["cells"][2]["made_by"]["0"] == {"antipode": "0.0.1", "commit": None}
+    assert "2 versions of antipode: 0.0.1, " in said[-1] and antipode.__version__ in said[-1]
+    missing = run_study(sums(), tmp_path, seeds=[1], part=(1, 6))["cells"]
+    assert missing[0]["made_by"]["1"] == made_by[0] and missing[1]["made_by"] == {"1": None}
 
 
 def test_cells_with_the_same_settings_are_computed_once_and_shared_between_studies(tmp_path):
@@ -295,6 +326,9 @@ def test_the_address_of_a_run_knows_what_matters():
         assert study.job(cell, given, 0).address == plain.address
     here, there = (study.job(cell, {"data": f"cifar10=/{place}"}, 0).address for place in ("here", "there"))
     assert here == there != plain.address
+    elsewhere = [f"{source}/{place}" for source in ("parquet=", "tar=", "/data/lr=0.1", "lr=0.1") for place in "ab"]
+    apart = {study.job(cell, {"data": data}, 0).address for data in [*elsewhere, "cifar10", "/data/lr"]}
+    assert len(apart) == 10 and here in apart
     other = [{"epochs": 2}, {"lr": 0.5}, {"evaluate.k": [6]}, {"data": "shapes=64x16"}]
     addresses = {study.job(cell, given, 0).address for given in other} | {study.job(cell, {}, 1).address}
     assert len(addresses) == 5 and plain.address not in addresses
@@ -350,6 +384,38 @@ def test_a_run_can_be_the_continuation_of_a_shorter_one(tmp_path):
     assert results["cells"][1]["settings"]["continued_at"] == 2
 
 
+def write_stl10(root):
+    """24 images of each split in the files of STL-10."""
+    folder = root / "stl10_binary"
+    folder.mkdir(parents=True)
+    for number, part in enumerate(("train", "test")):
+        pixels = np.random.default_rng(number).integers(0, 256, (24, 3, 96, 96), np.uint8)
+        pixels.tofile(folder / f"{part}_X.bin")
+        (1 + np.arange(24, dtype=np.uint8) % 3).tofile(folder / f"{part}_y.bin")
+    (folder / "class_names.txt").write_text("airplane\nbird\ncar\n")
+
+
+def test_a_finished_run_is_judged_wherever_its_data_lies_now(tmp_path):
+    write_stl10(tmp_path / "here")
+    fields = {"data": f"stl10={tmp_path / 'here'}", "batch_size": 8, "queue_size": 16, "bn_groups": 1}
+    looked_at = {"evaluate.protocol": "geometry", "evaluate.read": "uniformity"}
+    study = of_shapes({"evaluate.protocol": "knn", "evaluate.k": [5]}, looked_at, **fields)
+    study = replace(study, runner=replace(study.runner, protocol={}))
+    first = run_study(study, tmp_path / "one", store=tmp_path, device="cpu")
+    (tmp_path / "here").rename(tmp_path / "there")
+    shutil.rmtree(tmp_path / "cells")
+    given = {"data": f"stl10={tmp_path / 'there'}"}
+    again = run_study(study, tmp_path / "two", store=tmp_path, device="cpu", given=given)
+    assert [cell["value"] for cell in again["cells"]] == [cell["value"] for cell in first["cells"]]
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_the_part_of_a_cell_is_that_of_the_run_it_begins_with():
+    study = of_shapes({"epochs": 2}, {"epochs": 5, "continued_at": 2}, {"epochs": 2, "evaluate.k": [3]}, {"epochs": 5})
+    short, longer, other_k, alone = (study.runner.run_of(study.job(cell, {}, 0).given) for cell in study.cells)
+    assert short == longer == other_k != alone
+
+
 def test_a_run_that_was_begun_goes_on_as_it_was_begun(tmp_path):
     first = run_study(of_shapes({}), tmp_path, device="cpu")
     kept, _ = kept_of(tmp_path, first, 0)
@@ -362,7 +428,7 @@ def test_a_run_that_was_begun_goes_on_as_it_was_begun(tmp_path):
 def test_a_cell_can_be_a_number_of_an_analysis(tmp_path):
     geometry = {"evaluate.protocol": "geometry", "evaluate.k": None, "evaluate.positives": "views"}
     similarity = {"evaluate.protocol": "similarity", "evaluate.augmentations": 4, "evaluate.read": "similarity.mean"}
-    study = of_shapes({**geometry, "evaluate.read": "uniformity"}, similarity)
+    study = of_shapes({**geometry, "evaluate.read": "uniformity"}, similarity, epochs=2, keep_epochs=[1])
     study = replace(study, runner=replace(study.runner, protocol={}))
     with pytest.raises(UsageError, match=r"evaluate\.k"):  # what an analysis does not take
         run_study(study, tmp_path, device="cpu")
@@ -376,6 +442,8 @@ def test_a_cell_can_be_a_number_of_an_analysis(tmp_path):
     assert results["cells"][0]["value"] == asked["checkpoints"][-1]["uniformity"] < 0
     alike = ANALYSES["similarity"].measure(Run.open(run), ask, augmentations=4)
     assert 0 < results["cells"][1]["value"] == alike["similarity"]["mean"] <= 1
+    kept, _ = kept_of(tmp_path, results, 0)
+    assert [checkpoint["epoch"] for checkpoint in kept["result"]["checkpoints"]] == [2]  # the last, and no other
     wrong = replace(of_shapes({**geometry, "evaluate.read": "evenness"}), runner=study.runner)
     with pytest.raises(AntipodeError, match="but the study reads evenness"):
         run_study(wrong, tmp_path / "wrong", store=tmp_path, device="cpu")
@@ -401,6 +469,38 @@ def test_every_claim_can_be_judged_and_none_holds_whatever_the_numbers(study):
     for claim in study.claims:
         verdicts = {claim.judge(Table(study.cells, values))["verdict"] for values in (ups, downs, flat)}
         assert verdicts <= {"holds", "does not hold"} and "does not hold" in verdicts, claim.statement
+
+
+ALLOWS_EQUALITY = ("no worse", "no better", "within", "at most", "less than", "equal", "collapses", "does not help")
+
+
+@pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
+def test_where_all_numbers_are_the_same_nothing_is_above_anything(study):
+    """Only what is said to allow it may hold then."""
+    table = Table(study.cells, [10.0 for _ in study.cells])
+    held = [claim.statement for claim in study.claims if claim.judge(table)["verdict"] == "holds"]
+    assert all(any(words in statement for words in ALLOWS_EQUALITY) for statement in held), held
+
+
+@pytest.mark.parametrize("by, gap, holds", [(0.0, 0.0, False), (0.0, 0.01, True), (0.5, 0.5, True), (0.5, 0.49, False)])
+def test_above_is_above_and_no_worse_may_be_equal(by, gap, holds):
+    table = Table([Cell({"x": 0}), Cell({"x": 1})], [67.5, 67.5 + gap])
+    assert above("", {"x": 1}, {"x": 0}, by).check(table)[0] is holds
+    # turned round: the lower is no worse if it is within the gap, or nearer
+    assert no_worse("", {"x": 0}, {"x": 1}, gap).check(table)[0]
+    assert no_worse("", {"x": 0}, {"x": 1}, gap - 0.001).check(table)[0] is False
+
+
+def test_studies_that_share_a_run_keep_what_any_of_them_looks_at():
+    kept, looked_at = defaultdict(list), defaultdict(set)
+    for study in STUDIES.values():
+        for cell in study.cells if isinstance(study.runner, Pretraining) else ():
+            fields, judging = study.runner.split({**cell.given, "seed": 0})
+            name = name_of_run(fields)
+            kept[name].append(set(fields.get("keep_epochs", ())))
+            looked_at[name] |= {judging["epoch"]} if "epoch" in judging else set()
+    assert sum(map(len, looked_at.values())) > 5
+    assert all(looked_at[name] <= epochs for name in kept for epochs in kept[name])
 
 
 # Rounded to one decimal, the bound does not rise everywhere (below).

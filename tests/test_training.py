@@ -11,6 +11,7 @@ from conftest import command, write_images
 import antipode
 from antipode.config.resolve import Layer, resolve
 from antipode.config.sizing import Facts
+from antipode.data.source import open_images
 from antipode.errors import AntipodeError, UsageError
 from antipode.methods.build import build_method
 from antipode.methods.method import Moment
@@ -157,6 +158,49 @@ def test_a_finished_run_is_left_alone(tmp_path):
     before = (run.path / "results.json").read_text(), run.metrics_file.read_text()
     antipode.pretrain(data=pictures(), out=run.path, resume=True)
     assert before == ((run.path / "results.json").read_text(), run.metrics_file.read_text())
+
+
+def test_a_collapsed_backbone_is_told_at_the_end(tmp_path, capsys):
+    from torch import nn
+
+    line = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1))  # all features lie on a line
+    fields = SMALL | {"backbone": line, "bn_groups": 1}
+    antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **fields)
+    said = capsys.readouterr().err
+    assert "warning collapsed:" in said and "effective rank 1.0" in said
+    assert "untrained" not in said  # the module is the user's, and is trained by now
+
+
+def test_the_end_compares_with_the_backbone_before_training(photos, tmp_path, capsys):
+    """A rate that moves no weight gives twice the same number: of the seed's backbone, or of the weights of init."""
+    still = SMALL | {"lr": 1e-30, "weight_decay": 0, "norm": "group", "bn_groups": 1, "holdout": 0.5}
+
+    def retrieval(name, **more):
+        run = antipode.pretrain("moco-v2", data=photos, out=tmp_path / name, **(still | more))
+        (result,) = json.loads((run.path / "results.json").read_text())
+        value = result["value"]
+        assert f"{value['retrieval']:.1f} % (untrained {value['untrained_retrieval']:.1f} %, chance 3.3 %)" in (
+            capsys.readouterr().err
+        )
+        return value["retrieval"], value["untrained_retrieval"]
+
+    of_seed, before = retrieval("still")
+    assert of_seed == before > 0
+    trained, before = retrieval("trained", lr=0.3, epochs=5)
+    assert before == of_seed != trained
+    of_init, before = retrieval("init", init=str(tmp_path / "trained"))
+    assert of_init == before == trained
+
+
+def test_broken_held_out_images_are_named_and_not_counted(photos, tmp_path):
+    held_out = open_images(str(photos), "val", holdout=0.1).names
+    (photos / held_out[2]).write_bytes(b"no image")
+    done = command("pretrain", "moco-v2", "--data", photos, "--out", tmp_path / "run", *SMALL_WORDS, "--epochs", "1")
+    assert done.returncode == 0, done.stderr
+    assert "1 image could not be read" in done.stderr and held_out[2] in done.stderr
+    assert f"On {len(held_out) - 1} held-out images" in done.stderr
+    (result,) = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert result["images"] == {"held out": len(held_out) - 1}
 
 
 def test_groups_need_norms_to_group(tmp_path):

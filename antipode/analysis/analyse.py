@@ -14,8 +14,8 @@ from antipode.analysis import figures, geometry, gradient, hardness, similarity,
 from antipode.analysis.inquiry import Inquiry
 from antipode.data.source import Data
 from antipode.devices import memory_errors, pick_device
-from antipode.errors import UsageError
-from antipode.evaluation.evaluate import check_word, data_name
+from antipode.errors import UsageError, check_word
+from antipode.evaluation.evaluate import data_name
 from antipode.files import write_text
 from antipode.terminal import bars
 from antipode.training.run import Run, now
@@ -69,7 +69,7 @@ def analyse(
     longer) what the runs say. out: by default the folder `analysis` of a single run. batch_size: images at once, where
     it is not the run's own batches that are looked at. seed: of the images, views and negatives that are drawn.
     """
-    check_word("what", what, tuple(ANALYSES))
+    check_word("what", what, ANALYSES)
     check_word("format", format, ("png", "svg", "pdf"))
     analysis = ANALYSES[what]
     for name in options:

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from antipode.analysis.figures import colour, panels
-from antipode.analysis.inquiry import Inquiry, checkpoints_of, number
+from antipode.analysis.inquiry import Inquiry, number
 from antipode.data.images import Images, refuse_multi_label
-from antipode.errors import UsageError
-from antipode.evaluation.evaluate import Subject, check_features, check_word
+from antipode.errors import UsageError, check_word
+from antipode.evaluation.evaluate import Subject, check_features
 from antipode.evaluation.features import extract
 from antipode.evaluation.inputs import class_numbers, usable_rows
 from antipode.objectives.geometry import alignment, uniformity
@@ -62,7 +62,7 @@ def measure(
                 f"labels: {chosen.name} has none. Take two views of an image for positives: --positives views."
             )
     found = []
-    for path in checkpoints_of(run):
+    for path in ask.checkpoints(run):
         subject = ask.subject(run, path, features)
         x, y = of_views(run, ask, subject, chosen) if positives == "views" else (of_images(subject, chosen), None)
         rows = usable_rows(x)

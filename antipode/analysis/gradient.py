@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from antipode.analysis.figures import colour, counted, epoch_label, panels, shade
-from antipode.analysis.inquiry import Inquiry, checkpoints_of, number
+from antipode.analysis.inquiry import Inquiry, number
 from antipode.analysis.rehearsal import Rehearsal, Snapshot, contrastive
 from antipode.errors import UsageError
 from antipode.objectives import info_nce
@@ -70,7 +70,7 @@ def measure(
     alpha = float(size) if alpha is None else alpha
     if alpha <= 0:
         raise UsageError(f"alpha: given {alpha:g}; it must be greater than 0.")
-    paths = checkpoints_of(run)
+    paths = ask.checkpoints(run)
     rehearsal = Rehearsal(run, ask, images)
     checkpoints = [of_checkpoint(rehearsal, Snapshot.of(path, ask.device), counts, alpha) for path in paths]
     return {"temperature": config.temperature, "queue_size": size, "alpha": alpha, "checkpoints": checkpoints}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from antipode.analysis.figures import colour, epoch_label, from_zero, over_epochs, panels, shade
-from antipode.analysis.inquiry import Inquiry, checkpoints_of, number, numbers
+from antipode.analysis.inquiry import Inquiry, number, numbers
 from antipode.analysis.rehearsal import Rehearsal, Snapshot, contrastive
 from antipode.errors import UsageError
 from antipode.methods.contrastive import Comparison
@@ -61,7 +61,7 @@ def measure(
     if mixing is not None and len(mixing) != 3:
         raise UsageError(f"mixing: given {list(mixing)}; three numbers are needed, (N, s, s') such as 1024,1024,128.")
     rules = None if mixing is None else Mixing(hardest=mixing[0], pairs=mixing[1], with_query=mixing[2])
-    paths = checkpoints_of(run)
+    paths = ask.checkpoints(run)
     rehearsal = Rehearsal(run, ask, images)
     found = [of_checkpoint(rehearsal, Snapshot.of(path, ask.device), top, rules) for path in paths]
     return {"temperature": config.temperature, "mixing": mixing, "checkpoints": found}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -13,9 +12,9 @@ from torch import Tensor
 
 from antipode.config.resolve import Config
 from antipode.data.canvas import Canvas
-from antipode.data.source import Data, Images, open_images
-from antipode.errors import UsageError
-from antipode.evaluation.evaluate import Subject, check_word
+from antipode.data.source import Data, Images
+from antipode.errors import UsageError, check_word
+from antipode.evaluation.evaluate import Subject
 from antipode.loading import from_checkpoint
 from antipode.modules.names import CUSTOM
 from antipode.randomness import generator
@@ -35,13 +34,15 @@ def quiet(title: str, total: int) -> Callable[[int], None]:
 @dataclass(frozen=True)
 class Inquiry:
     """data: where the images are, if not where the run had them. seed: of the analysis's own draws, so that runs with
-    other seeds are asked about the same images in the same views. progress: shows how far it is."""
+    other seeds are asked about the same images in the same views. progress: shows how far it is. latest_only: look at
+    the last of the checkpoints alone."""
 
     data: Data | None = None
     device: torch.device = CPU
     seed: int = 0
     batch_size: int = 256
     progress: MakeProgress = quiet
+    latest_only: bool = False
 
     def images(self, run: Run, split: str, limit: int | None = None) -> Images:
         """Those of a split, or `limit` of them drawn by the seed. The split is the run's own: of the images it trained
@@ -52,10 +53,7 @@ class Inquiry:
         config = run.config
         if self.data is None and config.data == CUSTOM:
             raise UsageError(f"data: {run.path} was trained on data given from Python: give the same data again.")
-        if self.data is None or same_path(self.data, config.data):
-            found = open_split(config, config.data, split)
-        else:
-            found = open_images(self.data, split, holdout=config.holdout)
+        found = open_split(config, config.data if self.data is None else self.data, split)
         if limit is None or limit >= len(found):
             return found
         chosen = torch.randperm(len(found), generator=generator(self.seed, "analysis-images"))[:limit]
@@ -77,17 +75,12 @@ class Inquiry:
         loaded = from_checkpoint(*load_checkpoint(checkpoint), name=str(checkpoint), features=features, run=run)
         return Subject(loaded, self.device, self.batch_size, self.progress)
 
-
-def same_path(data: Data, other: str) -> bool:
-    return isinstance(data, str | os.PathLike) and os.path.abspath(data) == os.path.abspath(other)
-
-
-def checkpoints_of(run: Run) -> list[Path]:
-    """Of all that the run keeps, the latest last; at least one."""
-    found = [path for _, path in run.checkpoints()]
-    if not found:
-        raise UsageError(f"{run.path} has no checkpoint yet.")
-    return found
+    def checkpoints(self, run: Run) -> list[Path]:
+        """Those that the run keeps, the latest last; at least one."""
+        found = [path for _, path in run.checkpoints()]
+        if not found:
+            raise UsageError(f"{run.path} has no checkpoint yet.")
+        return found[-1:] if self.latest_only else found
 
 
 def numbers(values: Tensor) -> list[float]:

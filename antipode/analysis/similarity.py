@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from antipode.analysis.figures import colour, panels
-from antipode.analysis.inquiry import Inquiry, checkpoints_of, number
+from antipode.analysis.inquiry import Inquiry, number
 from antipode.data.images import Images
 from antipode.errors import UsageError
 from antipode.evaluation.evaluate import Subject, check_features
@@ -55,7 +55,7 @@ def measure(
     check_features(features)
     if augmentations < 2:
         raise UsageError(f"augmentations: given {augmentations}; at least 2 can be alike.")
-    subject = ask.subject(run, checkpoints_of(run)[-1], features)
+    subject = ask.subject(run, ask.checkpoints(run)[-1], features)
     parts = each_image(run, ask, subject, ask.images(run, split, images), augmentations)
     similarity, diagonal, (dim, *_) = (list(column) for column in zip(*parts, strict=True))
     return {

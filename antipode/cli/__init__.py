@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from antipode import __version__
 from antipode.cli import analyse, data, doctor, judge, pretrain, study
+from antipode.cli.command import Parser
 from antipode.errors import AntipodeError, UsageError, nearest
 
 
@@ -63,7 +64,9 @@ def refuse_unknown(parser: argparse.ArgumentParser, words: list[str], unknown: l
     known = [option for action in command._actions for option in action.option_strings]
     options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     lines = [f"{option}: there is no such option.{nearest(option, known)}" for option in options]
-    lines = lines or [f"{word!r}: nothing takes this word." for word in unknown]
+    if not lines:
+        data = " Did you mean --data {}?" if "--data" in known and "--data" not in words else ""
+        lines = [f"{word!r}: nothing takes this word.{data.format(word)}" for word in unknown]
     raise UsageError("\n".join([*lines, f"`{command.prog} --help` lists what there is."]))
 
 
@@ -78,7 +81,7 @@ def named_command(parser: argparse.ArgumentParser, words: list[str]) -> argparse
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="antipode",
         description="Learns image representations without labels.",
         allow_abbrev=False,

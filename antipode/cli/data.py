@@ -45,13 +45,17 @@ def add_pack(commands: Any) -> None:
     )
 
 
+def in_split(count: int, split: str) -> str:
+    return f"{count:,}" if split == "all" else f"{count:,} {split}"
+
+
 def run_pack(options: argparse.Namespace) -> None:
     from antipode.data.commands import pack_data
     from antipode.data.images import printable
 
     packed = pack_data(options.data, options.out, size=options.size, quality=options.quality,
                        max_broken=options.max_broken)  # fmt: skip
-    counts = ", ".join(f"{count:,} {split}" for split, count in packed.images.items())
+    counts = ", ".join(in_split(count, split) for split, count in packed.images.items())
     print(f"wrote {packed.path}: {counts} images, {packed.size / 2**20:,.1f} MiB")
     for name, reason in packed.broken.items():
         print(printable(f"left out {name}: {reason}"), file=sys.stderr)
@@ -130,7 +134,7 @@ def run_index(options: argparse.Namespace) -> None:
     started = time.perf_counter()
     counts = {split: len(open()) for split, open in open_splits(options.data).items()}
     seconds = time.perf_counter() - started
-    found = ", ".join(f"{count:,} {split}" for split, count in counts.items())
+    found = ", ".join(in_split(count, split) for split, count in counts.items())
     print(f"{options.data}: {found} images in {seconds:.1f} s")
     indexes = indexes_of(folder)
     for file, count in indexes.items():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, get_args
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from antipode.cli.command import add_command
 
@@ -16,13 +17,14 @@ def add_commands(commands: Any) -> None:
         "pretrain",
         run_pretrain,
         "learn from images without labels",
+        usage="antipode pretrain [METHOD] --data DATA --out RUN [--FIELD VALUE ...]",
         epilog="examples:\n"
         "  antipode pretrain moco-v2 --data ./photos --out runs/photos\n"
         "  antipode pretrain moco-v2 --data cifar10=/data/cifar --out runs/c --epochs 100 --symmetric\n"
         "  antipode pretrain --config runs/c/config.json --out runs/c2 --seed 1\n"
         "  antipode pretrain --out runs/c --resume --epochs 200\n",
     )
-    command.add_argument("method", nargs="?", help="see `antipode methods`")
+    command.add_argument("method", nargs="?", metavar="METHOD", help="see `antipode methods`")
     command.add_argument("--out", required=True, metavar="RUN", help="the folder of the run")
     command.add_argument("--config", metavar="FILE", help="a TOML or JSON file of fields")
     command.add_argument("--resume", action="store_true", help="continue the run in RUN; start it if there is none")
@@ -31,22 +33,33 @@ def add_commands(commands: Any) -> None:
     )
     for section in SECTIONS:
         group = command.add_argument_group(section.__doc__ or "")
-        for name, field in section.__annotations__.items():
+        for name in section.__annotations__:
             if name != "method":
-                add_field(group, name, section.model_fields[name], field)
+                add_field(group, name, section.model_fields[name])
 
 
-def add_field(group: Any, name: str, field: Any, annotation: str) -> None:
+def add_field(group: Any, name: str, field: Any) -> None:
     """A field of the configuration as an option. Its text is checked by the field itself, as in a file."""
     known = "" if field.is_required() or field.default in (None, ()) else f" (default: {shown(field.default)})"
     about = f"{field.description}{known}".replace("%", "%%")
+    kind = kind_of(field.annotation)
+    alone: dict[str, Any] = {"nargs": "?", "const": "true"} if kind == "BOOL" else {}
     flag = "--" + name.replace("_", "-")
-    if annotation.startswith("bool"):
-        group.add_argument(
-            flag, dest=name, nargs="?", const="true", default=argparse.SUPPRESS, metavar="BOOL", help=about
-        )
-    else:
-        group.add_argument(flag, dest=name, default=argparse.SUPPRESS, metavar="X", help=about)
+    group.add_argument(flag, dest=name, default=argparse.SUPPRESS, metavar=kind, help=about, **alone)
+
+
+def kind_of(annotation: Any) -> str:
+    """What an option takes, in a word: of the types that fields have."""
+    if get_origin(annotation) in (UnionType, Union):
+        return kind_of(next(kind for kind in get_args(annotation) if kind is not type(None)))
+    if get_origin(annotation) is Annotated:
+        return kind_of(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return "{" + ",".join(map(str, get_args(annotation))) + "}"
+    if get_origin(annotation) is tuple:
+        first, second = get_args(annotation)
+        return f"{kind_of(first)},.." if second is ... else "A,B"
+    return {bool: "BOOL", int: "N", float: "X"}.get(annotation, "TEXT")
 
 
 def shown(value: Any) -> str:
@@ -74,18 +87,20 @@ def run_pretrain(options: argparse.Namespace) -> None:
 
     given = Layer("command line", given_fields(options))
     file = Layer(f"file {options.config}", read_file(options.config)) if options.config else None
-    if not (options.resume and Path(options.out).exists()):
+    if not options.resume:
         resolve(given, file=file)  # a wrong field is told before torch is loaded
 
     from antipode.distributed import process_group, rank, world
     from antipode.training.prepare import prepare
-    from antipode.training.pretrain import train
+    from antipode.training.pretrain import check, train
     from antipode.training.run import Run
 
     run = Run(Path(options.out))
     with process_group():
-        prepared = prepare(run, given, file, options.resume)
+        prepared = prepare(run, given, file, options.resume, dry=options.dry_run)
         ranks, speaks = world(), rank() == 0
+        if options.dry_run:
+            check(prepared)
         if speaks:
             print_plan(prepared, everything=options.dry_run)
         if not options.dry_run:
@@ -95,7 +110,7 @@ def run_pretrain(options: argparse.Namespace) -> None:
 
 
 def print_plan(prepared: Any, everything: bool) -> None:
-    """What will be run, and where each setting comes from."""
+    """What will be run, and where each setting comes from. Of a run that goes on, only what is given now."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -105,14 +120,20 @@ def print_plan(prepared: Any, everything: bool) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("field", "value", "from"):
         table.add_column(heading, overflow="fold")
+    resumes = prepared.done is not None
     for name, value, origin in as_table(prepared.resolved):
-        if everything or origin != "default":
+        if everything or (name in prepared.resolved.given if resumes else origin != "default"):
             table.add_row(name, escape(value), escape(origin))
     plan = prepared.plan
     console = Console(highlight=False)
-    console.print(table)
+    if table.rows:
+        console.print(table)
+    if everything:  # otherwise the run says them when it starts
+        for note in prepared.resolved.notes:
+            console.print(note, markup=False)
+    left = f", of which {prepared.steps_left:,} are left" if resumes else ""
     console.print(
-        f"{plan.images:,} images, {plan.steps_per_epoch:,} steps an epoch, {plan.steps:,} steps; "
+        f"{plan.images:,} images, {plan.steps_per_epoch:,} steps an epoch, {plan.steps:,} steps{left}; "
         f"learning rate {prepared.config.learning_rate:g}; {prepared.precision} on {prepared.device}"
     )
 
@@ -137,7 +158,7 @@ def print_estimate(prepared: Any, ranks: int) -> None:
         time = estimate_time(prepared, sample, ranks)
     taken = "" if time.reserved is None else f" and {size(time.reserved)} of memory"
     console.print(
-        f"time: about {hours(time.hours)} for {prepared.plan.steps:,} steps of {seconds(time.step)}. A step of "
+        f"time: about {hours(time.hours)} for {prepared.steps_left:,} steps of {seconds(time.step)}. A step of "
         f"{time.images} images took {seconds(time.seconds)}{taken} here just now, its views included; a worker needs "
         f"{seconds(sample.seconds)} for an image. Not counted: compiling, checkpoints, online k-NN, and what processes "
         "say to each other."

@@ -168,10 +168,18 @@ def family_of(method: str) -> str:
 
 
 def combined(name: str, patches: Mapping[str, Patch]) -> Patch:
-    """The patch of a method, or of several as in jcl+eqco: what they set differently must be settled by the user."""
-    result: Patch = {}
+    """The patch of a method, or of several as in jcl+eqco. Where they differ the user must settle it: `disputes`."""
+    return {field: value for part in name.split("+") for field, value in patches.get(part, {}).items()}
+
+
+def disputes(name: str, patches: Mapping[str, Patch]) -> dict[str, str]:
+    """The fields that the parts of a method set to different values, and who sets what."""
+    sides: dict[str, dict[str, Any]] = {}
     for part in name.split("+"):
         for field, value in patches.get(part, {}).items():
-            if result.setdefault(field, value) != value:
-                raise UsageError(f"method: {name} cannot be combined: its parts set {field} to different values.")
-    return result
+            sides.setdefault(field, {})[part] = value
+    return {
+        field: ", ".join(f"{part}: {value}" for part, value in values.items())
+        for field, values in sides.items()
+        if any(value != next(iter(values.values())) for value in values.values())
+    }

@@ -41,9 +41,9 @@ class Config(RunningFields, OptimisationFields, ModelFields, ViewFields, DataFie
             )
         if self.batch_size % self.bn_groups:
             raise ValueError(
-                f"bn_groups: given {self.bn_groups} for a batch_size of {self.batch_size}; groups must be alike, so use "
-                f"a batch_size of {self.batch_size // self.bn_groups * self.bn_groups} or "
-                f"{math.gcd(self.batch_size, self.bn_groups)} groups"
+                f"bn_groups: given {self.bn_groups} for a batch_size of {self.batch_size}; groups must be alike: use "
+                f"batch_size {self.batch_size // self.bn_groups * self.bn_groups}, or bn_groups "
+                f"{math.gcd(self.batch_size, self.bn_groups)}"
             )
         whole = math.lcm(self.accumulate, self.bn_groups)
         if self.batch_size % whole:
@@ -186,8 +186,11 @@ SECTIONS: tuple[type[Section], ...] = (
 )  # fmt: skip
 FIELDS = {name: field for section in SECTIONS for name, field in section.model_fields.items()}
 
-# What a resumed run may change. All else would make it another run.
-FIELDS_FREE_ON_RESUME = ("epochs",)
+# What changes how a run is carried out but not what it is.
+INCIDENTAL = {"device", "resident", "workers", "accumulate", *RunningFields.model_fields}
+# What a resumed run may change: data only if these are the same images, which are compared. All else would make it
+# another run.
+FIELDS_FREE_ON_RESUME = {"epochs", "data", "max_broken", *INCIDENTAL}
 
 
 def families_of(field: str) -> list[str]:

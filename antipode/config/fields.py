@@ -21,7 +21,14 @@ def split_commas(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
-Range = Annotated[tuple[float, float], BeforeValidator(split_commas)]
+def two_numbers(value: Any) -> Any:
+    parts = split_commas(value)
+    if not isinstance(parts, list | tuple) or len(parts) != 2:
+        raise ValueError("two numbers are needed, such as 0.2,1")
+    return parts
+
+
+Range = Annotated[tuple[float, float], BeforeValidator(two_numbers)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(split_commas)]
 Epochs = Annotated[tuple[Count, ...], BeforeValidator(split_commas)]
 Norm = Literal["batch", "layer", "group", "standardised"]

@@ -16,11 +16,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from antipode.config.catalogue import METHODS, NORMALISATIONS, Patch, combined, family_of
+from antipode.config.catalogue import METHODS, NORMALISATIONS, Patch, combined, disputes, family_of
 from antipode.config.families import FAMILIES, FIELDS, Config, ContrastiveConfig, families_of
+from antipode.config.idle import idle_notes
 from antipode.config.recipes import RECIPES
 from antipode.config.sizing import Facts, sized
-from antipode.errors import UsageError, nearest
+from antipode.errors import UsageError, check_word, nearest
 from antipode.modules.names import check_backbone
 from antipode.views.policies import POLICIES, VIEWS, Policy
 
@@ -37,12 +38,25 @@ class Layer:
 class Resolved:
     config: Config
     origins: dict[str, str]  # field -> layer; "default" where no layer set it
+    given: frozenset[str] = frozenset()  # the fields that the user asked for by name, now
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of these settings before the run starts."""
+        return [*self.config.notes, *idle_notes(self.config, sorted(self.given))]
 
 
-def check_name(field: str, value: str, allowed: Iterable[str]) -> None:
-    allowed = list(allowed)
-    if value not in allowed:
-        raise UsageError(f"{field}: {value!r} is not known.{nearest(value, allowed)} Allowed: {', '.join(allowed)}.")
+# pydantic's kinds of mistakes, in words for people
+PROBLEMS = {
+    "int_parsing": "it should be a whole number",
+    "int_from_float": "it should be a whole number",
+    "int_type": "it should be a whole number",
+    "float_parsing": "it should be a number",
+    "float_type": "it should be a number",
+    "bool_parsing": "it should be true or false",
+    "bool_type": "it should be true or false",
+    "string_type": "it should be text",
+}
 
 
 def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -97,9 +111,11 @@ def explain(error: ValidationError, method: str = "") -> str:
             lines.append(f"{name}: it must be given.")
         elif not name:
             lines.append(problem["msg"].removeprefix("Value error, ") + ".")
+        elif problem["type"] == "string_pattern_mismatch":
+            lines.append(f"{name}: given {problem['input']!r}; allowed: {FIELDS[name].description}.")
         else:
             message = problem["msg"].replace("Input should", "it should", 1).removeprefix("Value error, ")
-            lines.append(f"{name}: given {problem['input']!r}; {message}.")
+            lines.append(f"{name}: given {problem['input']!r}; {PROBLEMS.get(problem['type'], message)}.")
     return "\n".join(dict.fromkeys(lines))
 
 
@@ -117,29 +133,54 @@ def resolve(given: Layer, *, file: Layer | None = None, facts: Facts | None = No
             raise UsageError(f"{field}: it must be given.")
     method, data = str(named["method"]), str(named["data"])
     for part in method.split("+"):
-        check_name("method", part, METHODS)
+        check_word("method", part, METHODS)
     known = FAMILIES[family_of(method)].model_fields
-    own = combined(method, {name: entry.patch for name, entry in METHODS.items()})
+    patches = {name: entry.patch for name, entry in METHODS.items()}
+    own = combined(method, patches)
+    disputed = disputes(method, patches)
     recipe = named["recipe"] if named.get("recipe") else recipe_of(data)
     layers = [Layer(f"method {method}", own)]
     if recipe is not None:
-        check_name("recipe", recipe, RECIPES)
+        check_word("recipe", recipe, RECIPES)
         patches = RECIPES[recipe]
         common = {name: value for name, value in patches["*"].items() if name in known}
         layers.append(Layer(f"recipe {recipe}", {**common, **combined(method, patches), "recipe": recipe}))
-    values, origins = merge([*layers, *user])
-    config = validate(values, provisional=recipe is None)
+        disputed |= disputes(method, patches)
+    settled = named.keys() | ({"base_lr"} if named.get("lr") else set())
+    refuse_disputes(method, {field: sides for field, sides in disputed.items() if field not in settled})
+
+    def laid(provisional: bool = True) -> Config:
+        return validate(merge([*layers, *user])[0], provisional)
+
+    config = laid()
     if recipe is None and facts is not None:
         origin = f"sized for {facts.count:,} images of {facts.side} pixels on {'CUDA' if facts.cuda else 'a CPU'}"
         sizes = sized(facts, own, {name: getattr(config, name) for name in named})
         layers.append(Layer(origin, {name: value for name, value in sizes.items() if name in known}))
-        values, origins = merge([*layers, *user])
-        config = validate(values)
+        config = laid()
     if isinstance(config, ContrastiveConfig) and config.negatives is not None and "queue_size" not in named:
         layers.append(Layer(f"{config.negatives} negatives", {"queue_size": max(config.negatives, config.batch_size)}))
-        values, origins = merge([*layers, *user])
-        config = validate(values, provisional=recipe is None and facts is None)
-    return Resolved(config, {name: origins.get(name, "default") for name in FIELDS if name in known})
+    layers.append(Layer(f"shortened to fit {config.epochs} epochs", shortened(config, named)))
+    _, origins = merge([*layers, *user])
+    config = laid(provisional=recipe is None and facts is None)
+    given_names = frozenset(name for name, value in given.values.items() if value is not None)
+    return Resolved(config, {name: origins.get(name, "default") for name in FIELDS if name in known}, given_names)
+
+
+def refuse_disputes(method: str, disputed: Mapping[str, str]) -> None:
+    if disputed:
+        lines = [f"  {field} ({sides}): give --{field.replace('_', '-')}" for field, sides in disputed.items()]
+        raise UsageError("\n".join([f"method: the parts of {method} differ; say which it shall be:", *lines]))
+
+
+def shortened(config: Config, named: Mapping[str, Any]) -> Patch:
+    """Warm-ups that nobody asked for and that would not end within a short run: a tenth of its epochs."""
+    fitting = {"warmup_epochs": config.epochs / 10, "mixing_warmup": config.epochs // 10}
+    return {
+        name: value
+        for name, value in fitting.items()
+        if name not in named and getattr(config, name, 0) >= config.epochs
+    }
 
 
 def validate(values: dict[str, Any], provisional: bool = False) -> Config:
@@ -149,8 +190,8 @@ def validate(values: dict[str, Any], provisional: bool = False) -> Config:
         config = FAMILIES[family_of(method)].model_validate(values, context="provisional" if provisional else None)
     except ValidationError as error:
         raise UsageError(explain(error, method)) from None
-    check_name("views", config.views, [*VIEWS, *POLICIES, "custom"])
-    check_name("normalise", config.normalise, ["computed", *NORMALISATIONS])
+    check_word("views", config.views, [*VIEWS, *POLICIES, "custom"])
+    check_word("normalise", config.normalise, ["computed", *NORMALISATIONS])
     check_backbone(config.backbone)
     normalisation(config)
     policies(config)  # their ranges are checked here, before anything starts

@@ -8,14 +8,17 @@ from collections.abc import Mapping
 
 from antipode.errors import AntipodeError
 
+FEW = 3
+
 
 class BrokenImages:
-    """The broken ones among `total` images, of which at most `share` may be. For use from several threads."""
+    """The broken ones among `total` images, of which at most `share` may be, and a few in any case: a share of little
+    is none. A share of 0 allows none. For use from several threads."""
 
     def __init__(self, data: str, total: int, share: float) -> None:
         self.data, self.total = data, total
-        # Rounded up, so that one in a few images is no catastrophe; 0.29 * 100 is 28.999...
-        self.allowed = math.ceil(share * total - 1e-9)
+        # 0.29 * 100 is 28.999...
+        self.allowed = max(FEW, math.ceil(share * total - 1e-9)) if share > 0 else 0
         self._found: dict[int, tuple[str, str]] = {}
         self._lock = threading.Lock()
 

@@ -13,7 +13,7 @@ from antipode.data.canvas import Canvas
 from antipode.data.loader import Loader
 from antipode.data.pack import Packed, pack
 from antipode.data.source import Data, open_images, open_splits
-from antipode.errors import UsageError, nearest
+from antipode.errors import UsageError, check_word
 from antipode.randomness import generator
 from antipode.report.contact_sheet import contact_sheet
 from antipode.views.apply import apply
@@ -54,8 +54,7 @@ def preview(
     seed: int = 0,
 ) -> None:
     """A contact sheet: each row an image and `count` of its views."""
-    if views not in (known := [*VIEWS, *POLICIES]):
-        raise UsageError(f"views: {views!r} is not known.{nearest(views, known)} Allowed: {', '.join(known)}.")
+    check_word("views", views, [*VIEWS, *POLICIES])
     source = open_images(data, "train", holdout=0.0)
     chosen = torch.randperm(len(source), generator=generator(seed, "preview"))[:images]
     _, canvas = next(Loader(source, resident=False).batches([chosen]))
@@ -63,6 +62,7 @@ def preview(
     made = [make_view(canvas, views, size, seed, number) for number in range(count)]
     rows = [[canvas.image(n), *(view[n] for view in made)] for n in range(len(canvas))]
     try:
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
         contact_sheet(rows).save(out)
     except (OSError, ValueError) as error:
         raise UsageError(f"out: {out} cannot be written: {error}") from error

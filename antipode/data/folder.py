@@ -6,7 +6,7 @@ import os
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +15,22 @@ from antipode.data.decode import suffixes
 from antipode.data.images import Images, Splits, images_in_files
 from antipode.data.index import Listing, remembered
 from antipode.data.names import StoredNames
+from antipode.data.shards import VAL
+from antipode.data.walk import holds, sub_folders, walk
 from antipode.errors import UsageError
-
-VAL_FOLDERS = ("val", "valid", "validation", "test")
 
 
 def folder_splits(root: Path, name: str) -> Splits:
     """train/ and val/ where the folder has them, else the whole folder, undivided."""
     folders = set(sub_folders(root))
-    val = next((folder for folder in VAL_FOLDERS if folder in folders), None)
+    val = next((folder for folder in VAL if folder in folders), None)
     if "train" in folders and val:
         # Both know the other's classes, so that a label means the same class in both.
         return {
             "train": lambda: scan(root / "train", name, known=_class_folders(list_images(root / val))),
             "val": lambda: scan(root / val, name, known=_class_folders(list_images(root / "train"))),
         }
-    alone = folders == {"train"} and not holds_image(root, deep=False)
+    alone = folders == {"train"} and not holds(root, is_image, deep=False)
     return {"all": lambda: scan(root / "train" if alone else root, name)}
 
 
@@ -81,7 +81,7 @@ def list_images(root: Path, only: Sequence[str] | None = None) -> Listing:
         def found() -> Iterator[str]:
             tops = [""] if only is None else sorted(top + os.sep for top in only)
             for top in tops:
-                for name in _walk(os.path.join(folder, top), top, watch):
+                for name in walk(os.path.join(folder, top), is_image, watch, top):
                     counts[name.split(os.sep, 1)[0] if os.sep in name else ""] += 1
                     yield name
 
@@ -91,26 +91,6 @@ def list_images(root: Path, only: Sequence[str] | None = None) -> Listing:
 
     # Another Pillow may read other formats.
     return remembered(folder, {"only": only and sorted(only), "suffixes": sorted(suffixes())}, make)
-
-
-def sub_folders(root: Path) -> list[str]:
-    with os.scandir(root) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-
-
-def holds_image(folder: Path, deep: bool) -> bool:
-    """Whether there is an image in the folder itself, or (deep) anywhere below it. Stops at the first."""
-    with os.scandir(folder) as entries:
-        deeper = []
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if not entry.is_dir():
-                if is_image(entry.name):
-                    return True
-            elif deep and not _leads_back(entry):
-                deeper.append(entry.path)
-    return any(holds_image(Path(path), deep=True) for path in deeper)
 
 
 def is_image(name: str) -> bool:
@@ -127,36 +107,6 @@ def _labelled_by_folder(root: Path, name: str, listing: Listing, classes: tuple[
     label_of = {folder: label for label, folder in enumerate(classes)}
     labels = np.repeat(np.array([label_of[folder] for folder in listing.facts], np.int64), list(listing.facts.values()))
     return images_in_files(root, name, listing.names, labels, classes)
-
-
-def _walk(folder: str, prefix: str, watch: Callable[[str, str], None]) -> Iterator[str]:
-    """The paths of all images, relative to the first folder and sorted, one folder in memory at a time. Links are
-    followed, but not round in circles. scandir knows folders from files without a stat of each."""
-    watch(folder, prefix)
-    found: list[tuple[str, os.DirEntry[str] | None]] = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                if not _leads_back(entry):
-                    # With the separator, names within folders sort as their whole paths do.
-                    found.append((entry.name + os.sep, entry))
-            elif is_image(entry.name):
-                found.append((entry.name, None))
-    for name, below in sorted(found, key=lambda item: item[0]):
-        if below is None:
-            yield prefix + name
-        else:
-            yield from _walk(below.path, prefix + name, watch)
-
-
-def _leads_back(entry: os.DirEntry[str]) -> bool:
-    """Whether it is a link to a folder that it lies in."""
-    if not entry.is_symlink():
-        return False
-    target, here = os.path.realpath(entry.path), os.path.realpath(os.path.dirname(entry.path))
-    return os.path.commonpath([target, here]) == target
 
 
 def _examples() -> str:

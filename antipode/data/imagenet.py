@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from antipode.data.folder import list_images, scan_classes, sub_folders
+from antipode.data.folder import list_images, scan_classes
 from antipode.data.images import Images, Splits, images_in_files
 from antipode.data.lists import read_text
+from antipode.data.walk import sub_folders
 from antipode.errors import UsageError
 
 LAYOUT = (
@@ -74,8 +75,12 @@ def _from_kaggle(source: Path) -> dict[str, str]:
 
 def _from_list(source: Path, folders: tuple[str, ...]) -> dict[str, str]:
     """An image and its WNID a line, or the WNID's place among all, sorted."""
-    truth = {image.partition(".")[0]: word for image, word in map(str.split, read_text(source).splitlines())}
-    if not all(word.isdecimal() for word in truth.values()):
+    rows = [line.split() for line in read_text(source).splitlines() if line.strip()]
+    for row in rows:
+        if len(row) != 2:
+            raise UsageError(f"{source}: {' '.join(row)!r} is not an image and its class.")
+    truth = {image.partition(".")[0]: word for image, word in rows}
+    if not (truth and all(word.isdecimal() for word in truth.values())):
         return truth
     count = max(map(int, truth.values())) + 1
     if count != len(folders):

@@ -171,8 +171,7 @@ class Loader:
         if not sizes:
             return False
         expected = sum(sizes) / len(sizes) * count
-        places = {torch.device("cpu"), self.device}  # they are gathered on the CPU, wherever they end
-        return all(expected <= BUDGET.get(place.type, BUDGET["cpu"]) * free_memory(place) for place in places)
+        return fits(expected, self.device)
 
     def _decode_all(self, progress: Callable[[int, int], None] | None) -> tuple[Canvas, Tensor, Tensor]:
         """The good images on the device; for each index the index delivered, and its place on the canvas."""
@@ -205,6 +204,13 @@ class Loader:
 def _canvas(outcomes: list[Outcome], *, pin: bool = False) -> Canvas | None:
     good = [outcome for outcome in outcomes if isinstance(outcome, np.ndarray)]
     return Canvas.of(good, pin=pin) if good else None
+
+
+def fits(nbytes: float, device: torch.device) -> bool:
+    """Whether decoded images of so many bytes stay within the budget, on the device and on the CPU, where they are
+    gathered."""
+    places = {torch.device("cpu"), device}
+    return all(nbytes <= BUDGET.get(place.type, BUDGET["cpu"]) * free_memory(place) for place in places)
 
 
 def channel_statistics(loader: Loader, sample: int = 2000) -> tuple[list[float], list[float]]:

@@ -11,8 +11,12 @@ import torch
 def worker_count() -> int:
     """The cores that this process may use, of those of the machine's processes that torchrun started with it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    together = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return max(1, min(cores, _container_cores()) // together)
+    return max(1, min(cores, _container_cores()) // _together())
+
+
+def _together() -> int:
+    """Processes that torchrun started together on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _container_cores(folder: Path = Path("/sys/fs/cgroup")) -> int:
@@ -25,10 +29,11 @@ def _container_cores(folder: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that could still be taken on the device, within the container's limit where there is one."""
+    """Bytes that this process could still take on the device: of the machine's memory, within the container's limit
+    where there is one, its share among the processes started together."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return min(_system_memory(), _container_memory())
+    return min(_system_memory(), _container_memory()) // _together()
 
 
 def _system_memory() -> int:

@@ -23,12 +23,14 @@ STL10_FOLDER = "stl10_binary"
 
 @dataclass(frozen=True)
 class Named:
-    """A data set by name. `splits` takes what follows the `=`, or None where nothing needs to."""
+    """A data set by name. `splits` takes what follows the `=`, or None where nothing needs to. fixed: whether the name
+    alone says which images these are, wherever they lie."""
 
     description: str
     needs_path: bool
     splits: Callable[[Any], Splits]
     layout: str = ""
+    fixed: bool = True
 
 
 def _shapes(argument: str | None) -> Splits:
@@ -133,6 +135,7 @@ NAMED: dict[str, Named] = {
         "drawn here: 12 forms in random colour, texture, place, scale, turn and clutter; shapes=COUNTxSIZE",
         needs_path=False,
         splits=_shapes,
+        fixed=False,
     ),
     "cifar10": Named(
         "CIFAR-10, 60,000 images of 32 x 32, 10 classes", needs_path=False, splits=partial(_cifar, "cifar10")
@@ -187,6 +190,7 @@ NAMED: dict[str, Named] = {
         needs_path=True,
         splits=lambda path: parquet_splits(path, f"parquet={path}"),
         layout="PATH is a file or a folder; the columns are image (bytes, or {bytes, path}) and, it may be, label.",
+        fixed=False,
     ),
     "tar": Named(
         "tar files as WebDataset reads them",
@@ -194,8 +198,19 @@ NAMED: dict[str, Named] = {
         splits=lambda path: tar_splits(path, f"tar={path}"),
         layout="PATH is a file, a folder or a pattern like part-{000..012}.tar; in them KEY.jpg (png, webp, ...) and, "
         "it may be, KEY.cls, KEY.json or KEY.txt with its class.",
+        fixed=False,
     ),
 }
+
+
+def without_path(data: str) -> str:
+    """NAME=PATH without the path, where the name says which images these are: where they lie is the machine's own."""
+    name = data.partition("=")[0]
+    return name if name in NAMED and NAMED[name].fixed else data
+
+
+def same_data(one: str, other: str) -> bool:
+    return os.path.abspath(without_path(one)) == os.path.abspath(without_path(other))
 
 
 def named_splits(name: str, argument: str | None) -> Splits:

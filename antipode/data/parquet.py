@@ -30,10 +30,12 @@ def parquet_splits(path: str, name: str) -> Splits:
     if not files:
         raise UsageError(f"{name}: no *{SUFFIX} files in {path}.")
     root = Path(path) if Path(path).is_dir() else Path(path).parent
-    return {split: partial(_open, root, name, shards) for split, shards in split_shards(files, root).items()}
+    splits = split_shards(files, root)
+    return {split: partial(_open, root, name, splits, split) for split in splits}
 
 
-def _open(root: Path, name: str, files: list[Path]) -> Images:
+def _open(root: Path, name: str, splits: dict[str, list[Path]], split: str) -> Images:
+    files = splits[split]
     tables = [_Table(file) for file in files]
     image, label = _columns(tables[0])
     for table in tables:
@@ -47,7 +49,8 @@ def _open(root: Path, name: str, files: list[Path]) -> Images:
         number, row = rows.locate(index)
         return f"{shown[number]}/{row}"
 
-    labels, classes = (None, None) if label is None else _labels(tables, label)
+    others = [file for other in splits if other != split for file in splits[other]]
+    labels, classes = (None, None) if label is None else _labels(tables, label, others)
     return Images(name, Names(len(rows), name_of), labels, classes, rows.read)
 
 
@@ -102,17 +105,21 @@ class RowGroups:
         return data
 
     def _group(self, group: int) -> Any:
-        """The column of a row group. There is no lock, which a fork could leave locked: two threads may read the same
-        group, and then one of the two is kept."""
-        column = self.kept.pop(group, None)
-        if column is None:
-            table, number = self.groups[group]
-            (column,) = self.tables[table].read(number, [self.column]).columns
-            if self.is_struct:
-                (column,) = column.flatten()
-        self.kept[group] = column  # last in the order of use
-        while len(self.kept) > 1 and sum(kept.nbytes for kept in list(self.kept.values())) > KEPT:
-            self.kept.pop(next(iter(self.kept)), None)
+        """The column of a row group. `kept` is replaced and never changed, so that threads need no lock, which a fork
+        could leave locked: two may read groups at once, and then one of the two is kept."""
+        if group in (before := self.kept):
+            return before[group]
+        table, number = self.groups[group]
+        (column,) = self.tables[table].read(number, [self.column]).columns
+        if self.is_struct:
+            (column,) = column.flatten()
+        kept, size = {group: column}, column.nbytes
+        for older in before:  # the latest first
+            size += before[older].nbytes
+            if size > KEPT:
+                break
+            kept[older] = before[older]
+        self.kept = kept
         return column
 
 
@@ -135,13 +142,17 @@ def _columns(table: _Table) -> tuple[str, str | None]:
     return image, next((name for name in (*LABEL_COLUMNS, *numbered) if name in schema.names), None)
 
 
-def _labels(tables: list[_Table], column: str) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
+def _labels(tables: list[_Table], column: str, others: list[Path]) -> tuple[np.ndarray | None, tuple[str, ...] | None]:
+    """others: the files of the other splits, whose classes count too where they have no numbers of their own."""
     arrow, _ = _pyarrow()
     kind = tables[0].schema.field(column).type
-    parts = [table.read(g, [column]).column(0) for table in tables for g in range(table.metadata.num_row_groups)]
-    if arrow.types.is_string(kind) or arrow.types.is_large_string(kind):
+    parts = _column(tables, column)
+    if _is_text(kind):
         words = np.concatenate([part.to_numpy(zero_copy_only=False) for part in parts])
-        classes = tuple(sorted({word for word in words if word is not None}))
+        elsewhere = [table for table in map(_Table, others) if column in table.schema.names]
+        named = [*parts, *(part for part in _column(elsewhere, column) if _is_text(part.type))]
+        known = {word for part in named for word in part.unique().to_pylist()}
+        classes = tuple(sorted(known - {None}))
         label_of: dict[str | None, int] = {word: label for label, word in enumerate(classes)}
         return np.array([label_of.get(word, -1) for word in words], np.int64), classes
     if not arrow.types.is_integer(kind):
@@ -152,6 +163,15 @@ def _labels(tables: list[_Table], column: str) -> tuple[np.ndarray | None, tuple
     names = _features(tables[0]).get(column, {}).get("names") or []
     count = int(labels.max()) + 1
     return labels, tuple(names) if len(names) >= count else tuple(map(str, range(count)))
+
+
+def _column(tables: list[_Table], name: str) -> list[Any]:
+    return [table.read(g, [name]).column(0) for table in tables for g in range(table.metadata.num_row_groups)]
+
+
+def _is_text(kind: Any) -> bool:
+    arrow, _ = _pyarrow()
+    return bool(arrow.types.is_string(kind) or arrow.types.is_large_string(kind))
 
 
 def _features(table: _Table) -> dict[str, dict[str, Any]]:

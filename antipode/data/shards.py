@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from itertools import chain
 from pathlib import Path
 
+from antipode.data.walk import walk
 from antipode.errors import UsageError
 
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -17,11 +17,7 @@ def find_shards(path: Path, suffix: str) -> list[Path]:
     """The files of a folder and of those below it that end in `suffix`, of a pattern like part-{000..012}.tar, or the
     one file; sorted. None where a folder has none."""
     if path.is_dir():
-        found = chain.from_iterable(
-            (Path(folder, file) for file in files if file.endswith(suffix) and not file.startswith("."))
-            for folder, _, files in os.walk(path, followlinks=True)
-        )
-        return sorted(found)
+        return sorted(path / file for file in walk(os.fspath(path), lambda name: name.endswith(suffix)))
     files = [Path(file) for file in expand(os.fspath(path))]
     missing = [file for file in files if not file.is_file()]
     if missing:
@@ -36,6 +32,8 @@ def expand(pattern: str) -> list[str]:
     if match is None:
         return [pattern]
     first, last = match.groups()
+    if int(first) > int(last):
+        raise UsageError(f"{pattern}: {match[0]} counts down. Write {{{last}..{first}}}.")
     numbers = (f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1))
     return [name for number in numbers for name in expand(pattern[: match.start()] + number + pattern[match.end() :])]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from antipode.data.decode import suffixes
-from antipode.data.folder import folder_splits, holds_image
+from antipode.data.folder import folder_splits, is_image
 from antipode.data.images import Images, Splits
 from antipode.data.lists import LIST_SUFFIXES, read_list
 from antipode.data.named import NAMED, named_splits
@@ -25,6 +25,7 @@ from antipode.data.shards import expand, find_shards
 from antipode.data.subsets import hold_out, keep_classes, keep_fraction
 from antipode.data.tars import SUFFIX as TAR
 from antipode.data.tars import tar_splits
+from antipode.data.walk import holds
 from antipode.errors import UsageError, nearest
 
 __all__ = ["Images", "open_images", "open_splits"]
@@ -117,7 +118,7 @@ def _shard_splits(path: Path, text: str) -> Splits | None:
         splits = kinds.get(path.suffix.lower())
         is_pattern = expand(os.fspath(path)) != [os.fspath(path)]
         return splits(os.fspath(path), text) if splits and (path.exists() or is_pattern) else None
-    if holds_image(path, deep=True):
+    if holds(path, is_image, deep=True):
         return None
     return next((kinds[suffix](os.fspath(path), text) for suffix in kinds if find_shards(path, suffix)), None)
 

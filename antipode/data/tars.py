@@ -34,9 +34,9 @@ CLASS_NAMES = "classnames.txt"  # beside the shards: a name a line
 
 def tar_splits(path: str, name: str) -> Splits:
     files = find_shards(Path(path), SUFFIX)
-    root = Path(path) if Path(path).is_dir() else Path(os.path.commonpath([file.parent for file in files]))
     if not files:
         raise UsageError(f"{name}: no *{SUFFIX} files in {path}.")
+    root = Path(path) if Path(path).is_dir() else Path(os.path.commonpath([file.parent for file in files]))
     return {split: partial(_open, root, name, shards) for split, shards in split_shards(files, root).items()}
 
 

@@ -54,7 +54,7 @@ def save_features(
     The file appears whole or not at all.
     """
     check_path(path)
-    arrays = {"names": np.array(names, np.str_), "features": features.float().cpu().numpy()}
+    arrays = {"features": features.float().cpu().numpy()}
     if labels is not None:
         arrays["labels"] = np.asarray(labels, np.int64)
     if classes is not None:
@@ -63,29 +63,29 @@ def save_features(
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with replacing(Path(path)) as temporary, open(temporary, "wb") as file:
-            write(file, arrays, json.dumps(meta or {}))
+            write(file, names, arrays, json.dumps(meta or {}))
     except OSError as problem:
         raise AntipodeError(f"{path} could not be written: {problem}") from problem
 
 
-def _write_npz(file: IO[bytes], arrays: dict[str, np.ndarray], meta: str) -> None:
-    everything: dict[str, Any] = {**arrays, "meta": np.array(meta)}
+def _write_npz(file: IO[bytes], names: Sequence[str], arrays: dict[str, np.ndarray], meta: str) -> None:
+    # Every name takes the room of the longest: what numpy can read again without a pickle has one width.
+    everything: dict[str, Any] = {"names": np.array(names, np.str_), **arrays, "meta": np.array(meta)}
     np.savez(file, **everything)
 
 
-def _write_parquet(file: IO[bytes], arrays: dict[str, np.ndarray], meta: str) -> None:
+def _write_parquet(file: IO[bytes], names: Sequence[str], arrays: dict[str, np.ndarray], meta: str) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     features = arrays["features"]
     rows = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), features.shape[1])
-    columns = {"name": pa.array([printable(name) for name in arrays["names"].tolist()]), "features": rows}
+    columns = {"name": pa.array([printable(name) for name in names]), "features": rows}
     if "labels" in arrays:
         several = arrays["labels"].ndim == 2  # then a list for each image: 1 where a class applies
         columns["label"] = pa.array(list(arrays["labels"])) if several else pa.array(arrays["labels"])
         if "classes" in arrays and not several:
-            unlabelled = arrays["labels"] < 0
-            columns["class"] = pa.array(arrays["classes"][arrays["labels"]], mask=unlabelled)
+            columns["class"] = pa.array(arrays["classes"]).take(pa.array(arrays["labels"], mask=arrays["labels"] < 0))
     pq.write_table(pa.table(columns).replace_schema_metadata({"antipode": meta}), file)
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from torch import nn
 
+from antipode.data.images import Images
+from antipode.data.named import same_data
 from antipode.data.source import Data, open_images
 from antipode.devices import memory_errors, pick_device
-from antipode.errors import UsageError, nearest
+from antipode.errors import UsageError, check_word
 from antipode.evaluation.protocols import JUDGES
 from antipode.evaluation.subject import Subject
 from antipode.loading import Loaded, Spec, load
@@ -56,7 +58,7 @@ def evaluate(
     backbone, stem, image_size, channels for what is no run. The result is returned and, for a run, added to its
     results.json. Numbers are percent, of the last epoch.
     """
-    check_word("protocol", protocol, tuple(JUDGES))
+    check_word("protocol", protocol, JUDGES)
     check_features(features)
     settings = {
         "k": k, "temperature": temperature, "row": row, "lr": lr, "epochs": epochs, "augment": augment,
@@ -70,6 +72,7 @@ def evaluate(
     with bars() as progress, memory_errors(MEMORY_ADVICE):
         subject = Subject(loaded, pick_device(device), batch_size, progress, max_broken)
         train, test = (open_images(data, split, holdout=holdout, classes=classes) for split in ("train", "val"))
+        check_classes(train, test)
         verdict = judge(subject, train, test, seed, **given)
     broken = verdict.train.loader.broken | verdict.test.loader.broken
     result = {
@@ -100,13 +103,18 @@ def refuse_others(protocol: str, judge: Callable[..., Any], given: dict[str, Any
             raise UsageError(f"{name}: protocol {protocol} does not take it; it takes {takes}.")
 
 
-def check_word(field: str, word: str, allowed: tuple[str, ...]) -> None:
-    if word not in allowed:
-        raise UsageError(f"{field}: {word!r} is not known.{nearest(word, allowed)} Allowed: {', '.join(allowed)}.")
-
-
 def check_features(features: str) -> None:
     check_word("features", features, ("backbone", "embedding"))
+
+
+def check_classes(train: Images, test: Images) -> None:
+    """Raises UsageError where a label means one class to teach and another to judge. Either may lack the last ones."""
+    for label, (taught, judged) in enumerate(zip(train.classes or (), test.classes or (), strict=False)):
+        if taught != judged:
+            raise UsageError(
+                f"data: label {label} of {train.name} is {taught!r} in the training images and {judged!r} in the test "
+                "images. Both must have the same classes in the same order: number them, or name them alike."
+            )
 
 
 def data_name(data: Data) -> str:
@@ -121,9 +129,9 @@ def division(
 
     The classes of a run are those of its own data; other data may not have them.
     """
-    own = loaded.run.config if loaded.run is not None else None
+    own = loaded.config
     if holdout is None:
         holdout = own.holdout if own else 0.1
-    if classes is None and own and os.path.abspath(own.data) == os.path.abspath(data_name(data)):
+    if classes is None and own and same_data(own.data, data_name(data)):
         classes = own.classes
     return holdout, classes

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from antipode.data.images import Images
-from antipode.errors import UsageError, nearest
+from antipode.errors import UsageError, check_word
 from antipode.evaluation.finetune import FINE_TUNING, FineTuning
 from antipode.evaluation.inputs import class_marks
 from antipode.evaluation.labelled import listed_part, stratified_fraction
@@ -190,8 +190,7 @@ def tops(top1: float, top5: float | None) -> dict[str, float]:
 
 def adapted(rows: dict[str, Rules], row: str, lr: Sequence[float] | None, epochs: int | None) -> Rules:
     """A row with other rates, or with another length at which the drops keep their places."""
-    if row not in rows:
-        raise UsageError(f"as: {row!r} is not known.{nearest(row, rows)} Allowed: {', '.join(rows)}.")
+    check_word("as", row, rows)
     rules = rows[row]
     if epochs is not None:
         if epochs < 1:

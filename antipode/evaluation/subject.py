@@ -59,8 +59,8 @@ class Subject:
 
     def loader(self, images: Images) -> Loader:
         """Photos much larger than the input are decoded at a reduced scale."""
-        seen, run = self.loaded.preprocess, self.loaded.run
-        allowed = run.config.max_broken if run is not None else 0.01
+        seen, config = self.loaded.preprocess, self.loaded.config
+        allowed = config.max_broken if config is not None else 0.01
         return loader_of(
             images,
             channels=seen.channels,
@@ -91,14 +91,17 @@ class Subject:
         usable = features if len(rows) == len(features) else features[rows]  # no copy of what may fill the memory
         return usable, split.images.labels[rows.numpy()]
 
+    def brought(self, features: Tensor) -> Tensor:
+        """On the device, if that leaves most of its free memory; else they stay, and travel a part at a time."""
+        return features.to(self.device) if features.nbytes < free_memory(self.device) / 4 else features
+
     def knn(self, train: Split, test: Split, k: Sequence[int] | None, temperature: float) -> dict[int, float]:
         """Accuracy for each k; without one asked for, for the usual ones or as many images as there are."""
         dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32  # a bank may fill the memory
         bank, bank_labels = self.labelled(train, "features of the bank", dtype)
         queries, truth = self.labelled(test, "features to judge")
         asked = sorted({min(number, len(bank)) for number in USUAL_K}) if k is None else k
-        if bank.nbytes < free_memory(self.device) / 4:  # else it travels in chunks
-            bank = bank.to(self.device)
+        bank = self.brought(bank)
         return knn(bank, bank_labels, queries, truth, k=asked, temperature=temperature, device=self.device)
 
     def linear(self, train: Split, test: Split, rules: LinearProtocol, seed: int, augment: bool) -> LinearResult:
@@ -111,7 +114,7 @@ class Subject:
             labels = train.images.labels
         else:
             features, labels = self.labelled(train, "features to train on")
-            source = CachedFeatures(features.to(self.device))
+            source = CachedFeatures(self.brought(features))
         return linear(
             source,
             labels,

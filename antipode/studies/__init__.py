@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from antipode.errors import check_word
 from antipode.studies import (
     eqco,
     eqco_cifar10,
@@ -15,7 +16,7 @@ from antipode.studies import (
     msbreg,
     msbreg_cifar10,
 )
-from antipode.studies.study import Study, check_word
+from antipode.studies.study import Study
 
 ALL = (
     *(eqco.TABLE_5, eqco_cifar10.CIFAR10, *eqco_imagenet.STUDIES),

@@ -13,7 +13,12 @@ from antipode.studies.pretraining import Pretraining
 from antipode.studies.study import Cell, Settings
 
 EPOCHS = 24
-SCHEDULE: dict[str, object] = {"epochs": EPOCHS, "lr_update": "step", "warmup_epochs": EPOCHS // 12}
+SCHEDULE: dict[str, object] = {
+    "epochs": EPOCHS,
+    "lr_update": "step",
+    "warmup_epochs": EPOCHS // 12,
+    "warmup_kind": "before",
+}
 QUANTITY = "accuracy on the test images, %, or what the column says"
 ACCURACIES: dict[str, dict[str, object]] = {  # both on the backbone's features, last epoch
     "k-NN": {"evaluate.protocol": "knn", "evaluate.k": [200], "evaluate.temperature": 0.1, "evaluate.read": "k=200"},
@@ -28,8 +33,11 @@ ACCURACIES: dict[str, dict[str, object]] = {  # both on the backbone's features,
 
 
 def judged(**fields: object) -> Pretraining:
-    """The base of all cells; each says itself how it is judged."""
-    return Pretraining(base={"data": "cifar10", **SCHEDULE, **fields}, protocol={}, read="k=200")
+    """The base of all cells; each says itself how it is judged. Runs are shared between these studies, so all keep
+    what one of them looks at: the checkpoint half-way."""
+    return Pretraining(
+        base={"data": "cifar10", **SCHEDULE, "keep_epochs": [EPOCHS // 2], **fields}, protocol={}, read="k=200"
+    )
 
 
 def cells(at: Settings, fields: Settings, judges: Mapping[str, Settings] = ACCURACIES) -> Iterable[Cell]:

@@ -16,8 +16,8 @@ from pydantic import Field, ValidationError
 
 from antipode.config.fields import Count, Positive, Section
 from antipode.config.resolve import explain
-from antipode.errors import UsageError
-from antipode.studies.study import Job, Measured, Settings, check_word
+from antipode.errors import UsageError, check_word
+from antipode.studies.study import Job, Measured, Settings, address
 
 
 class PairSettings(Section):
@@ -51,6 +51,9 @@ class GaussianPairs:
             return PairSettings.model_validate(given).model_dump(mode="json")
         except ValidationError as error:
             raise UsageError(explain(error)) from None
+
+    def run_of(self, given: Settings) -> str:
+        return address(self.name, self.resolve(given))  # a cell is a pair of critics of its own
 
     def run(self, jobs: Sequence[Job], store: Path, device: str) -> Iterator[Measured]:
         """One thread a group: matrices this small do not fill two cores, and a group alone on a core gives the same

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from antipode.studies.claims import above
+from antipode.studies.claims import no_worse
 from antipode.studies.pretraining import Pretraining
 from antipode.studies.study import Cell, Claim, Study
 
@@ -53,10 +53,10 @@ FIGURE_2A = ablation(
         ),
     ],
     [
-        above("5 keys are no worse than one (MoCo v2)", of_jcl(5), of_jcl(1)),
-        above("9 keys are no worse than 2", of_jcl(9), of_jcl(2)),
+        no_worse("5 keys are no worse than one (MoCo v2)", of_jcl(5), of_jcl(1)),
+        no_worse("9 keys are no worse than 2", of_jcl(9), of_jcl(2)),
         # section 2 of the supplement, which measures memory: M' keys cost vanilla at least what they cost JCL
-        above("JCL with 5 keys is no worse than vanilla with 5", of_jcl(5), {"method": "vanilla", "keys": 5}),
+        no_worse("JCL with 5 keys is no worse than vanilla with 5", of_jcl(5), {"method": "vanilla", "keys": 5}),
     ],
 )
 
@@ -66,8 +66,8 @@ FIGURE_2B = ablation(
     "lambda",
     [Cell({"lambda": weight}, None, {"variance_weight": weight}) for weight in (0.0, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0)],
     [
-        above("lambda 4 is no worse than none", {"lambda": 4.0}, {"lambda": 0.0}),
-        above("lambda 4 is no worse than 10", {"lambda": 4.0}, {"lambda": 10.0}),
+        no_worse("lambda 4 is no worse than none", {"lambda": 4.0}, {"lambda": 0.0}),
+        no_worse("lambda 4 is no worse than 10", {"lambda": 4.0}, {"lambda": 10.0}),
     ],
 )
 
@@ -77,8 +77,8 @@ FIGURE_2C = ablation(
     "tau",
     [Cell({"tau": tau}, None, {"temperature": tau}) for tau in (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)],
     [
-        above("tau 0.2 is no worse than 0.05", {"tau": 0.2}, {"tau": 0.05}),
-        above("tau 0.2 is no worse than 0.5", {"tau": 0.2}, {"tau": 0.5}),
+        no_worse("tau 0.2 is no worse than 0.05", {"tau": 0.2}, {"tau": 0.05}),
+        no_worse("tau 0.2 is no worse than 0.5", {"tau": 0.2}, {"tau": 0.5}),
     ],
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from antipode.studies.cifar10 import ACCURACIES, QUANTITY, cells, judged, needs
-from antipode.studies.claims import above
+from antipode.studies.claims import above, no_worse
 from antipode.studies.study import Cell, Claim, Study
 
 MOCO: dict[str, object] = {"method": "MoCo v2"}
@@ -38,15 +38,16 @@ def grid() -> tuple[Cell, ...]:
 
 
 def claims(judge: str) -> tuple[Claim, ...]:
-    def claim(statement: str, high: dict[str, object], low: dict[str, object]) -> Claim:
-        return above(f"{statement} ({judge})", {**high, "judge": judge}, {**low, "judge": judge})
+    def at(place: dict[str, object]) -> dict[str, object]:
+        return {**place, "judge": judge}
 
+    usual = at(of_jcl(5, 4.0))
     return (
-        claim("JCL with 5 keys is above MoCo v2", of_jcl(5, 4.0), MOCO),
-        claim("JCL with 5 keys is above vanilla with 5", of_jcl(5, 4.0), VANILLA),
-        claim("9 keys are no worse than 2", of_jcl(9, 4.0), of_jcl(2, 4.0)),
-        claim("lambda 4 is above none", of_jcl(5, 4.0), of_jcl(5, 0.0)),
-        claim("lambda 4 is no worse than 10", of_jcl(5, 4.0), of_jcl(5, 10.0)),
+        above(f"JCL with 5 keys is above MoCo v2 ({judge})", usual, at(MOCO)),
+        above(f"JCL with 5 keys is above vanilla with 5 ({judge})", usual, at(VANILLA)),
+        no_worse(f"9 keys are no worse than 2 ({judge})", at(of_jcl(9, 4.0)), at(of_jcl(2, 4.0))),
+        above(f"lambda 4 is above none ({judge})", usual, at(of_jcl(5, 0.0))),
+        no_worse(f"lambda 4 is no worse than 10 ({judge})", usual, at(of_jcl(5, 10.0))),
     )
 
 

@@ -35,8 +35,6 @@ def judge(run: Run, judging: Mapping[str, Any], device: str) -> tuple[float, dic
     else:
         from antipode.evaluation.evaluate import evaluate
 
-        if epoch is not None:  # a checkpoint does not know the run's division of the data
-            settings = {"holdout": run.config.holdout, "classes": run.config.classes, **settings}
         result = evaluate(run if epoch is None else checkpoint_of(run, epoch), **{"device": device, **settings})
         found = result["value"]
     for name in read.split("."):
@@ -54,7 +52,7 @@ def analysed(run: Run, *, protocol: str, data: Any, seed: int, device: str, **op
     from antipode.terminal import bars
 
     with bars() as progress:
-        asked = Inquiry(data, pick_device(device), seed, progress=progress)
+        asked = Inquiry(data, pick_device(device), seed, progress=progress, latest_only=True)
         return KNOWN[protocol].measure(run, asked, **options)
 
 

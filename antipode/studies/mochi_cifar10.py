@@ -69,7 +69,7 @@ CIFAR10 = Study(
     needs=needs(7),
     quantity=QUANTITY,
     columns="judge",
-    runner=judged(keep_epochs=[HALF]),
+    runner=judged(),
     cells=grid(),
     claims=(
         *(claim for judge in ACCURACIES for claim in claims(judge)),

@@ -94,7 +94,7 @@ def on_stl10(method: str, norm: str, batch: int, brownian: float, paper: float) 
 
 def middle_is_best(table: Table) -> tuple[bool, str]:
     low, middle, high = table.row(method="MSBReg", norm="LN")
-    return middle >= max(low, high), f"{low:.1f}, {middle:.1f} and {high:.1f}"
+    return middle > max(low, high), f"{low:.1f}, {middle:.1f} and {high:.1f}"
 
 
 LAYER_NORM = {"norm": "LN", "batch": 256}
@@ -151,9 +151,10 @@ def at(views: int, singular: float, brownian: float) -> dict[str, object]:
 
 def best_of(views: int) -> Claim:
     def check(table: Table) -> tuple[bool, str]:
-        value, best = max(((value, cell) for cell, value in table.part(views=views)), key=lambda pair: pair[0])
         (there,) = table.row(**at(views, 0.004, 0.5))
-        return there == value, f"the best, {value:.1f}, is at {best.label}"
+        others = [(value, cell.label) for cell, value in table.part(views=views) if cell.at != at(views, 0.004, 0.5)]
+        second, place = max(others)
+        return there > second, f"{there:.1f} there; the best of the others, {second:.1f}, is at {place}"
 
     return Claim(f"with {views} views lambda_s 0.004 and lambda_b 0.5 are the best", check)
 

@@ -17,19 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antipode.config.fields import RunningFields
+from antipode.config.families import INCIDENTAL
 from antipode.config.resolve import Layer, merge, resolve
-from antipode.errors import AntipodeError
+from antipode.data.named import without_path
+from antipode.errors import AntipodeError, check_word
 from antipode.studies.judging import judge, settings_of
-from antipode.studies.study import Job, Measured, Settings, address, check_word
+from antipode.studies.study import Job, Measured, Settings, address
 
 if TYPE_CHECKING:
     from antipode.training.run import Run
 
 PREFIX = "evaluate."
 CONTINUED_AT = "continued_at"
-# What changes how a run is carried out but not what it is.
-INCIDENTAL = {"device", "resident", "workers", "accumulate", *RunningFields.model_fields}
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,13 @@ class Pretraining:
         fields, judging = self.split(given)
         judging["data"] = without_path(judging["data"])
         return {**settings_of_run(fields), **{PREFIX + name: value for name, value in judging.items()}}
+
+    def run_of(self, given: Settings) -> str:
+        """The run that is trained; of one that continues another, that other."""
+        fields, _ = self.split(given)
+        if CONTINUED_AT in fields:
+            fields["epochs"] = fields.pop(CONTINUED_AT)
+        return name_of_run(fields)
 
     def run(self, jobs: Sequence[Job], store: Path, device: str) -> Iterator[Measured]:
         from antipode.data.sharing import keep_decoded
@@ -94,12 +100,15 @@ def trained(fields: Settings, runs: Path, device: str) -> Run:
     begun goes on as it was begun: on its device, with the epochs that it keeps."""
     from antipode.training.loop import Stopped
     from antipode.training.pretrain import pretrain
+    from antipode.training.run import Run
 
     folder = runs / name_of_run(fields)
     known = {name: value for name, value in fields.items() if name != CONTINUED_AT}
     if CONTINUED_AT in fields and not folder.exists():
         copy_run(trained({**known, "epochs": fields[CONTINUED_AT]}, runs, device).path, folder)
-    if folder.exists():
+    if is_finished(Run(folder), fields.get("epochs")):
+        return Run(folder)
+    if Run(folder).exists():
         known = {name: value for name, value in known.items() if name not in INCIDENTAL}
     else:
         known = {"device": device, **known}
@@ -109,14 +118,19 @@ def trained(fields: Settings, runs: Path, device: str) -> Run:
         raise AntipodeError("stopped; the run is saved, and the same command goes on from there.") from stopped
 
 
+def is_finished(run: Run, epochs: int | None) -> bool:
+    """Whether its latest checkpoint is that of the last step: of so many epochs, or of its own. The images are not
+    asked: they may lie elsewhere by now."""
+    from antipode.training.loop import Plan
+
+    if not run.checkpoints():
+        return False
+    (_, meta), config = run.latest(), run.config
+    return bool(meta["step"] == Plan(meta["data"]["images"], config.batch_size, epochs or config.epochs, 0).steps)
+
+
 def copy_run(source: Path, target: Path) -> None:
     """All but what was found out about it; whole or not at all."""
     half = target.with_name(f".{target.name}.tmp")
     shutil.copytree(source, half, dirs_exist_ok=True, ignore=shutil.ignore_patterns("results.json", "analysis"))
     half.rename(target)
-
-
-def without_path(data: str) -> str:
-    """name=path without the path: where the images lie is the machine's business. (shapes=COUNT has no path.)"""
-    name, _, path = data.partition("=")
-    return name if path and name != "shapes" else data

@@ -1,6 +1,7 @@
 """Running a study: what is finished is read, what is not is computed and kept, and the claims are judged.
 
-OUT/results.json           cells (settings, value, the paper's value) and claims (statement, verdict, evidence)
+OUT/results.json           cells (settings, value, the paper's value, what made them) and claims (statement, verdict,
+                           evidence)
 STORE/cells/ADDRESS.json   one finished cell; the address is the hash of its settings
 STORE/runs/ADDRESS/        a pre-training run that cells were measured on
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -20,6 +22,8 @@ import antipode
 from antipode.errors import UsageError
 from antipode.files import write_text
 from antipode.studies.study import Cell, Job, Measured, Settings, Study, Table
+
+MAKER = ("antipode", "commit")  # version and commit of what computed a cell
 
 
 def run_study(
@@ -36,7 +40,8 @@ def run_study(
 ) -> dict[str, Any]:
     """Compute the cells that are chosen and not finished, and return what is then known of the study (also written to
     OUT/results.json). given: settings for all cells; only: values on some axes; part (i, n): the i-th of n equal
-    parts of the chosen cells. A cell's value is the mean over the seeds, beside which stands their deviation."""
+    parts of the runs that the chosen cells are of. A cell's value is the mean over the seeds, beside which stands
+    their deviation."""
     store = store or out
     given = given or {}
     seeds = list(dict.fromkeys(seeds))
@@ -44,8 +49,8 @@ def run_study(
     refuse_axes(study, given)
     make_folder(out)
     folder = make_folder(store / "cells")
-    chosen = share(study.choose(only or {}), *part)
     jobs = {cell.label: [study.job(cell, given, seed) for seed in seeds] for cell in study.cells}
+    chosen = share(study, study.choose(only or {}), jobs, *part)
     labels = {job.address: cell.label for cell in chosen for job in jobs[cell.label]}
     waiting = {job.address: job for cell in chosen for job in jobs[cell.label] if finished(folder, job) is None}
     say(f"{len(labels) - len(waiting)} of {len(labels)} cells are finished already, {len(waiting)} are to be computed")
@@ -54,6 +59,8 @@ def run_study(
         where = labels[measured.job.address] + (f", seed {measured.job.given['seed']}" if len(seeds) > 1 else "")
         say(f"{number}/{len(waiting)}  {where}: {measured.value:.2f}")
     results = collect(study, folder, jobs, seeds, given)
+    if len(versions := makers(results)) > 1:
+        say(f"these cells were computed by {len(versions)} versions of antipode: {', '.join(versions)}")
     write_text(out / "results.json", json.dumps(results, indent=1) + "\n")
     return results
 
@@ -79,8 +86,15 @@ def refuse_axes(study: Study, given: Settings) -> None:
             raise UsageError("set: seeds are given with --seeds.")
 
 
-def share(cells: Sequence[Cell], part: int, parts: int) -> Sequence[Cell]:
-    return cells[len(cells) * (part - 1) // parts : len(cells) * part // parts]
+def share(
+    study: Study, cells: Sequence[Cell], jobs: Mapping[str, Sequence[Job]], part: int, parts: int
+) -> Sequence[Cell]:
+    """All cells of the runs of this part, so that two machines never train one run."""
+    runs: dict[str, list[Cell]] = {}
+    for cell in cells:
+        runs.setdefault(study.runner.run_of(jobs[cell.label][0].given), []).append(cell)
+    shared = list(runs.values())
+    return list(chain.from_iterable(shared[len(shared) * (part - 1) // parts : len(shared) * part // parts]))
 
 
 def make_folder(path: Path) -> Path:
@@ -93,10 +107,10 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-def finished(folder: Path, job: Job) -> float | None:
-    """The number of a job that was computed before."""
+def finished(folder: Path, job: Job) -> dict[str, Any] | None:
+    """What is kept of a job that was computed before."""
     path = folder / f"{job.address}.json"
-    return float(json.loads(path.read_text())["value"]) if path.is_file() else None
+    return json.loads(path.read_text()) if path.is_file() else None
 
 
 def keep(folder: Path, study: Study, measured: Measured) -> None:
@@ -107,6 +121,12 @@ def keep(folder: Path, study: Study, measured: Measured) -> None:
     write_text(folder / f"{measured.job.address}.json", json.dumps({**known, **made}, indent=1) + "\n")
 
 
+def makers(results: Mapping[str, Any]) -> list[str]:
+    """The versions of antipode, and their commits where these are known, that the cells were computed by."""
+    made = (by for cell in results["cells"] for by in cell["made_by"].values() if by)
+    return sorted({" ".join(by[name] for name in MAKER if by[name]) for by in made})
+
+
 def collect(
     study: Study, folder: Path, jobs: Mapping[str, Sequence[Job]], seeds: Sequence[int], given: Settings
 ) -> dict[str, Any]:
@@ -115,8 +135,8 @@ def collect(
 
     cells, means = [], []
     for cell in study.cells:
-        found = [finished(folder, job) for job in jobs[cell.label]]
-        values = [value for value in found if value is not None]
+        found = {str(seed): finished(folder, job) for seed, job in zip(seeds, jobs[cell.label], strict=True)}
+        values = [float(kept["value"]) for kept in found.values() if kept]
         means.append(fmean(values) if len(values) == len(seeds) else None)
         settings = {name: value for name, value in jobs[cell.label][0].settings.items() if name != "seed"}
         cells.append(
@@ -126,7 +146,8 @@ def collect(
                 "deviation": stdev(values) if len(values) == len(seeds) > 1 else None,
                 "paper": cell.paper,
                 "paper_deviation": cell.deviation,
-                "values": dict(zip(map(str, seeds), found, strict=True)),
+                "values": {seed: kept and kept["value"] for seed, kept in found.items()},
+                "made_by": {seed: kept and {name: kept.get(name) for name in MAKER} for seed, kept in found.items()},
                 "addresses": [job.address for job in jobs[cell.label]],
                 "settings": settings,
             }

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from antipode.errors import UsageError, nearest
+from antipode.errors import check_word
 
 Settings = Mapping[str, Any]
 
@@ -130,6 +130,10 @@ class Runner(Protocol):
         """All settings that the number depends on, as plain JSON values. A mistake is a UsageError."""
         ...
 
+    def run_of(self, given: Settings) -> str:
+        """Names what has to be computed once for several cells, which therefore stay in one part of a study."""
+        ...
+
     def run(self, jobs: Sequence[Job], store: Path, device: str) -> Iterator[Measured]: ...
 
 
@@ -168,12 +172,6 @@ class Study:
             for cell in self.cells
             if all(axis in cell.at and shown(cell.at[axis]) in values for axis, values in only.items())
         ]
-
-
-def check_word(field: str, word: str, allowed: Iterable[str]) -> None:
-    allowed = list(allowed)
-    if word not in allowed:
-        raise UsageError(f"{field}: {word!r} is not known.{nearest(word, allowed)} Allowed: {', '.join(allowed)}.")
 
 
 def address(runner: str, settings: Settings) -> str:

@@ -21,8 +21,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from antipode.config.families import Config
 from antipode.data.canvas import Canvas
 from antipode.data.decode import BrokenImage, decode
-from antipode.data.loader import BUDGET
-from antipode.data.machine import free_memory, worker_count
+from antipode.data.loader import fits
+from antipode.data.machine import worker_count
 from antipode.errors import AntipodeError
 from antipode.methods.build import build_method
 from antipode.methods.method import Inputs, Method, Moment
@@ -81,9 +81,7 @@ def stays_resident(prepared: Prepared, sample: Sample) -> bool:
     """Whether the loader will keep all images decoded."""
     if prepared.config.resident is not None:
         return prepared.config.resident
-    expected = sample.nbytes * len(prepared.images)
-    places = {torch.device("cpu"), prepared.device}
-    return all(expected <= BUDGET[place.type] * free_memory(place) for place in places)
+    return fits(sample.nbytes * len(prepared.images), prepared.device)
 
 
 def estimate_memory(prepared: Prepared, sample: Sample, ranks: int = 1) -> dict[str, int]:
@@ -123,9 +121,9 @@ def estimate_time(prepared: Prepared, sample: Sample, ranks: int = 1) -> Duratio
     workers = config.workers or worker_count()
     decoding = share * sample.seconds / workers
     if stays_resident(prepared, sample):
-        whole = len(prepared.images) * sample.seconds / workers + prepared.plan.steps * step
+        whole = len(prepared.images) * sample.seconds / workers + prepared.steps_left * step
     else:  # a GPU trains while the cores decode
-        whole = prepared.plan.steps * (max(step, decoding) if device.type == "cuda" else step + decoding)
+        whole = prepared.steps_left * (max(step, decoding) if device.type == "cuda" else step + decoding)
     reserved = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
     return Duration(images, seconds, step, decoding, whole / 3600, reserved)
 
@@ -209,7 +207,7 @@ def time_step(prepared: Prepared, config: Config, sample: Sample) -> float:
     inputs = {name: tensor.to(device) for name, tensor in inputs_of(config, method).items()}
     method.train()
     take: TakeStep = plain
-    if choose_speed(prepared, prepared.plan.steps, custom=False).record:
+    if choose_speed(prepared, prepared.steps_left, custom=False).record:
         take = RecordedStep(plain, make_views(canvas, "views", 0), inputs)
 
     def seconds(steps: int) -> float:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from antipode.config.resolve import Config, policies
 from antipode.data.canvas import Canvas
+from antipode.data.loader import Loader
+from antipode.errors import UsageError
 from antipode.randomness import generator, stream
 from antipode.views.apply import apply, render
 from antipode.views.draw import draw
@@ -55,10 +57,28 @@ def custom_views(config: Config, count: int, view: CustomView) -> MakeViews:
 
         def seen(which: int, place: int, image: Tensor) -> Tensor:
             torch.manual_seed(stream(config.seed, purpose, number, which, first + place))
-            return view(image.clone())  # what it does to it must not reach the data
+            return checked(view(image.clone()), config)  # what it does to it must not reach the data
 
         with torch.random.fork_rng(devices=[]):
             views = [[seen(which, n, image) for n, image in enumerate(images)] for which in range(count)]
         return [torch.stack(each).to(canvas.device) for each in views]
 
     return make
+
+
+def checked(view: Tensor, config: Config) -> Tensor:
+    """What the user's function gave, if it is a view."""
+    wanted = (config.channels, config.image_size, config.image_size)
+    if not isinstance(view, Tensor) or not view.is_floating_point() or tuple(view.shape) != wanted:
+        what = f"{tuple(view.shape)} {view.dtype}" if isinstance(view, Tensor) else type(view).__name__
+        raise UsageError(
+            f"views: the function must turn an image (C, H, W) uint8 into a floating-point tensor {wanted}, of size "
+            f"image_size; it gave {what}."
+        )
+    return view
+
+
+def try_view(view: CustomView, loader: Loader, config: Config) -> None:
+    """Refuse a function that gives no views before anything is written."""
+    for _, canvas in loader.batches([torch.arange(1)]):
+        custom_views(config, 1, view)(canvas, "trial", 0)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from antipode.config.families import FIELDS_FREE_ON_RESUME, SupervisedConfig
-from antipode.config.resolve import Config, Layer, Resolved, normalisation, resolve
+from antipode.config.resolve import Config, Layer, Resolved, merge, normalisation, resolve
 from antipode.config.sizing import Facts
 from antipode.data.decode import BrokenImage, decode
 from antipode.data.images import Images, refuse_multi_label
@@ -25,7 +25,6 @@ from antipode.distributed import world
 from antipode.errors import AntipodeError, UsageError
 from antipode.evaluation.features import extract
 from antipode.loading import preprocess_of
-from antipode.methods.method import Method
 from antipode.training.loop import Plan
 from antipode.training.run import Run
 
@@ -37,7 +36,7 @@ class Prepared:
     resolved: Resolved
     images: Images
     source: Any  # what the images come from: the data's name, or the user's own object
-    resumes: bool
+    done: int | None  # steps of the run that is continued; None for a new one
     device: torch.device
     precision: str
     plan: Plan
@@ -45,6 +44,10 @@ class Prepared:
     @property
     def config(self) -> Config:
         return self.resolved.config
+
+    @property
+    def steps_left(self) -> int:
+        return self.plan.steps - (self.done or 0)
 
     def loader(self, images: Images, progress: Callable[[int], None] | None = None) -> Loader:
         """Photos much larger than a view are decoded at a reduced scale: twice the view's side is kept."""
@@ -60,10 +63,10 @@ class Prepared:
             progress=(lambda done, _: progress(done)) if progress else None,
         )
 
-    def features(self, method: Method, loader: Loader, indices: Tensor) -> Tensor:
-        """The backbone's features of some images, as evaluation would take them; they stay on the device."""
+    def features(self, backbone: nn.Module, loader: Loader, indices: Tensor) -> Tensor:
+        """A backbone's features of some images, as evaluation would take them; they stay on the device."""
         return extract(
-            method.backbone,
+            backbone,
             loader,
             preprocess_of(self.config),
             indices=indices,
@@ -96,18 +99,32 @@ class Prepared:
         self.resolved = settled(self.resolved, found, f"normalise {config.normalise}")
 
 
-def prepare(run: Run, given: Layer, file: Layer | None, resume: bool, source: Any = None) -> Prepared:
-    """Refuse what cannot work before anything starts; open the data; settle every field."""
+def prepare(
+    run: Run, given: Layer, file: Layer | None, resume: bool, source: Any = None, dry: bool = False
+) -> Prepared:
+    """Refuse what cannot work before anything starts; open the data; settle every field. dry: nothing will start, so
+    another run may be there."""
     exists = run.exists()
-    if exists and not resume:
-        raise UsageError(f"out: {run.path} exists already. Use --resume to continue it, or another --out.")
+    if exists and not resume and not dry:
+        raise UsageError(
+            f"out: {run.path} is a run already. Continue it with --resume (resume=True in Python), or take another "
+            "place for the new one."
+        )
+    if resume and not exists and file is None and "method" not in given.values:
+        raise UsageError(f"out: there is no run in {run.path} to resume. Given a method and data, one is started.")
+    exists = exists and resume
     # Wrong fields are told before any data is read.
-    resolved = continued(Run.open(run.path), given, file) if exists else resolve(given, file=file)
+    resolved = continued(run, given, file) if exists else resolve(given, file=file)
     check_writable(run)
     source = resolved.config.data if source is None else source
     if isinstance(source, str) and source == "custom":
         raise UsageError("data: this run was trained on data given from Python: give the same data again.")
-    images = open_split(resolved.config, source, "train")
+    try:
+        images = open_split(resolved.config, source, "train")
+    except UsageError as error:
+        if exists and "data" not in resolved.given:
+            raise UsageError(f"{error}\n{run.begun()}") from error
+        raise
     if resolved.config.needs_labels:
         images = labelled(images)
     device = pick_device(resolved.config.device)
@@ -126,13 +143,14 @@ def prepare(run: Run, given: Layer, file: Layer | None, resume: bool, source: An
             f"over all of them and must be a multiple of {shares}."
         )
     plan = Plan(len(images), config.batch_size, config.epochs, config.seed)
-    return Prepared(resolved, images, source, exists, device, pick_precision(config.precision, device), plan)
+    done = max([0, *(step for step, _ in run.checkpoints())]) if exists else None
+    return Prepared(resolved, images, source, done, device, pick_precision(config.precision, device), plan)
 
 
 def settled(resolved: Resolved, found: dict[str, Any], origin: str) -> Resolved:
     """The configuration with what was found out since."""
     config = resolve(Layer("settled", resolved.config.model_dump(mode="json") | found)).config
-    return Resolved(config, resolved.origins | dict.fromkeys(found, origin))
+    return replace(resolved, config=config, origins=resolved.origins | dict.fromkeys(found, origin))
 
 
 def labelled(images: Images) -> Images:
@@ -151,18 +169,21 @@ def check_writable(run: Run) -> None:
 
 
 def continued(run: Run, given: Layer, file: Layer | None) -> Resolved:
-    """The configuration of an existing run, with more epochs if asked; nothing else may change."""
+    """The configuration of an existing run, with more epochs if asked; nothing else may change of what it computes."""
     saved = run.config.model_dump(mode="json")
-    asked = {**(file.values if file else {}), **given.values}
-    other_rate = {"base_lr": None} if asked.get("lr") else {"lr": None} if asked.get("base_lr") else {}
-    wanted = resolve(Layer("given", saved | asked | other_rate)).config.model_dump(mode="json")
+    user = [layer for layer in (file, given) if layer is not None]
+    asked, _ = merge(user)
+    config = resolve(Layer("given", saved | asked)).config
+    wanted = config.model_dump(mode="json")
     changed = [name for name in saved if wanted[name] != saved[name] and name not in FIELDS_FREE_ON_RESUME]
     if changed:
         lines = [f"{name}: the run has {saved[name]!r}, given is {wanted[name]!r}." for name in changed]
-        raise UsageError("\n".join([*lines, "A resumed run keeps its settings; only epochs may change."]))
-    if wanted["epochs"] < saved["epochs"]:
+        free = ", ".join(sorted(FIELDS_FREE_ON_RESUME & saved.keys()))
+        raise UsageError("\n".join([*lines, f"A resumed run keeps its settings; these may change: {free}."]))
+    if config.epochs < saved["epochs"]:
         raise UsageError(f"epochs: the run has {saved['epochs']}; a resumed run can only go on for longer.")
-    return resolve(Layer(str(run.config_file), wanted))
+    _, origins = merge([Layer(str(run.config_file), wanted), *user])
+    return Resolved(config, origins, frozenset(given.values))
 
 
 def open_split(config: Config, source: Any, split: str) -> Images:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from antipode.methods.method import Method
 from antipode.modules.names import BUILT_IN
 from antipode.terminal import Terminal, bars
 from antipode.training.loop import Training
-from antipode.training.make_views import CustomView, make_views_of
+from antipode.training.make_views import CustomView, make_views_of, try_view
 from antipode.training.prepare import Prepared, prepare
 from antipode.training.run import Run
 from antipode.training.step import compile_networks
@@ -71,45 +72,60 @@ def train(prepared: Prepared, run: Run, backbone: nn.Module | None = None, views
     Of several ranks the first writes and speaks."""
     barrier()  # all have seen the folder as it was before the first writes to it
     with memory_errors(prepared):
-        method = build(prepared, run, backbone)
+        method = build(prepared, backbone)
         online = OnlineKNN(prepared) if prepared.config.knn_every else None
-        with bars() as progress:
-            loader = prepared.loader(prepared.images, progress("reading images", len(prepared.images)))
-        prepared.settle_statistics(loader)
-        config = prepared.config
-        training = Training(
-            run, config, method, prepared.plan, prepared.device, prepared.precision, prepared.fingerprint()
-        )
-        terminal = Terminal(prepared.plan.steps, config.epochs, quiet=rank() > 0)
-        if run.checkpoints():
-            training.resume()
-            terminal.say(f"resuming after step {training.step} of {prepared.plan.steps}")
-            if training.step == prepared.plan.steps:
-                terminal.say(f"{run.path} is finished; --epochs continues it for longer.")
-                return run
-        if rank() == 0:
-            run.create(prepared.resolved, resumes=prepared.resumes)
-        for note in config.notes:
-            terminal.say(note)
-        fast = choose_speed(prepared, prepared.plan.steps - training.step, custom=backbone is not None)
-        training.record, training.compiles = fast.record, fast.compile
-        if fast.compile:
-            compile_networks(method)
-            terminal.say("compiling: the first step takes a minute or two, less where the cache knows it")
-        make_views = make_views_of(config, method.views, views, compiled=fast.compile and loader.resident)
-        with terminal, stop_on_signals() as should_stop:
-            look = None if online is None else partial(online.measure, loader, method)
-            training.train(loader, make_views, terminal, should_stop, look)
-        if rank() > 0:
-            return run
-        for line in describe(loader.broken):
-            terminal.say(line)
-        try:
-            for line in summarise(run, prepared, method, make_views_of(config, 2, views)):
-                terminal.say(line)
-        except (AntipodeError, OSError) as error:  # the run itself is whole
-            terminal.warn(f"summary: it could not be made: {error}")
+        with run.lock() if rank() == 0 else nullcontext():
+            learn(prepared, run, method, online, custom=backbone is not None, views=views)
     return run
+
+
+def learn(
+    prepared: Prepared,
+    run: Run,
+    method: Method,
+    online: OnlineKNN | None,
+    *,
+    custom: bool,
+    views: CustomView | None,
+) -> None:
+    """The run itself. custom: the backbone was given."""
+    with bars() as progress:
+        loader = prepared.loader(prepared.images, progress("reading images", len(prepared.images)))
+    prepared.settle_statistics(loader)
+    config = prepared.config
+    if views is not None:
+        try_view(views, loader, config)
+    training = Training(run, config, method, prepared.plan, prepared.device, prepared.precision, prepared.fingerprint())
+    terminal = Terminal(prepared.plan.steps, config.epochs, quiet=rank() > 0)
+    if run.checkpoints():
+        training.resume()
+        terminal.say(f"resuming after step {training.step} of {prepared.plan.steps}")
+        if training.step == prepared.plan.steps:
+            terminal.say(f"{run.path} is finished; --epochs continues it for longer.")
+            return
+    if rank() == 0:
+        run.create(prepared.resolved, resumes=prepared.done is not None)
+        run.set_aside(after=training.step)
+    for note in prepared.resolved.notes:
+        terminal.say(note)
+    fast = choose_speed(prepared, prepared.plan.steps - training.step, custom)
+    training.record, training.compiles = fast.record, fast.compile
+    if fast.compile:
+        compile_networks(method)
+        terminal.say("compiling: the first step takes a minute or two, less where the cache knows it")
+    make_views = make_views_of(config, method.views, views, compiled=fast.compile and loader.resident)
+    with terminal, stop_on_signals() as should_stop:
+        look = None if online is None else partial(online.measure, loader, method)
+        training.train(loader, make_views, terminal, should_stop, look)
+    if rank() > 0:
+        return
+    for line in describe(loader.broken):
+        terminal.say(line)
+    try:
+        before = None if custom else untrained(prepared)
+        summarise(run, prepared, method.backbone, before, make_views_of(config, 2, views), terminal)
+    except (AntipodeError, OSError) as error:  # the run itself is whole
+        terminal.warn(f"summary: it could not be made: {error}")
 
 
 class Speed(NamedTuple):
@@ -129,17 +145,32 @@ def choose_speed(prepared: Prepared, steps: int, custom: bool) -> Speed:
     )
 
 
-def build(prepared: Prepared, run: Run, backbone: nn.Module | None) -> Method:
-    """The method on its device, from its seed or from the weights of --init."""
+def build(prepared: Prepared, backbone: nn.Module | None = None) -> Method:
+    """The method on its device, from its seed, or from the weights of --init unless a checkpoint will replace them."""
     config = prepared.config
     method = build_method(config, backbone)
     if config.accumulate > 1:
         method.split(config.accumulate)
-    if config.init and not run.checkpoints():
+    if config.init and not prepared.done:
         initialise(method.backbone, config.init)
         if method.slow is not None:
             method.slow.load_state_dict(method.online.state_dict())
     return method.to(device=prepared.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def untrained(prepared: Prepared) -> nn.Module | None:
+    """The backbone as the run began with it; None where the weights of --init are there no longer."""
+    try:
+        return build(replace(prepared, done=None)).backbone
+    except (AntipodeError, OSError):
+        return None
+
+
+def check(prepared: Prepared) -> None:
+    """Refuse what `train` would refuse before it reads the images."""
+    build(prepared)
+    if prepared.config.knn_every:
+        OnlineKNN(prepared)
 
 
 @contextmanager

@@ -1,16 +1,17 @@
 """A run is a folder that explains itself.
 
 config.json       the whole configuration; starts the same run again
-run.json          versions, hardware, where each setting came from
+run.json          versions, hardware, where each setting came from, where it was begun
 metrics.jsonl     one JSON object a line
 events/           the same for TensorBoard
 checkpoints/      step-00001234.safetensors, the latest last
 results.json      every number with its protocol, epoch and seed
+.lock             held by the process that trains
 """
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
 import os
 import platform
@@ -19,8 +20,9 @@ import subprocess
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatch
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy
 import PIL
@@ -29,11 +31,19 @@ import torchvision
 from torch import Tensor
 
 import antipode
-from antipode.config.resolve import Config, Layer, Resolved, resolve
+from antipode.config.resolve import Config, Layer, Resolved, read_file, resolve
+from antipode.distributed import rank
 from antipode.errors import AntipodeError, UsageError
 from antipode.files import write_text
+from antipode.terminal import warn
 from antipode.training.checkpoint import load_checkpoint, save_checkpoint
 
+try:
+    import fcntl
+except ImportError:  # Windows: nothing is locked there
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"
 LEFTOVER = ".*.tmp"  # of a process that was killed while writing
 CHECKPOINT = re.compile(r"step-(\d+)\.safetensors")
 
@@ -69,17 +79,46 @@ class Run:
 
     @property
     def config(self) -> Config:
-        values = json.loads(self.config_file.read_text())
-        return resolve(Layer(str(self.config_file), values)).config
+        try:
+            return resolve(Layer(str(self.config_file), read_file(self.config_file))).config
+        except UsageError as error:
+            raise UsageError(f"{self.config_file} is damaged or of another version:\n{error}") from error
 
     def exists(self) -> bool:
-        """Whether something is there already. An empty folder is nothing, and neither is what a kill left half."""
+        """Whether a run is there. An empty folder is nothing, and neither is what a kill left half; anything else that
+        is no run is refused."""
         try:
-            if not self.path.is_dir():
-                return self.path.exists()
-            return any(not fnmatch(entry.name, LEFTOVER) for entry in self.path.iterdir())
+            if not self.path.exists():
+                return False
+            if self.path.is_dir() and all(is_nothing(entry.name) for entry in self.path.iterdir()):
+                return False
         except OSError as error:
             raise UsageError(f"out: {self.path} cannot be used: {error.strerror}.") from error
+        if not self.config_file.is_file():
+            what = "a folder of other things, without a config.json" if self.path.is_dir() else "a file"
+            raise UsageError(f"out: {self.path} is no run but {what}. Take another place for the run.")
+        return True
+
+    def lock(self) -> IO[str]:
+        """Makes the folder, and lets no other process train in it until what is returned is closed, or its process
+        dies. (A record lock: a flock would live on in decoders that were forked.)"""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = open(self.path / LOCK, "a+")  # noqa: SIM115
+        except OSError as error:
+            raise UsageError(f"out: {self.path} cannot be written: {error.strerror}.") from error
+        try:
+            if fcntl is not None:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):  # not: a file system that has no locks
+                file.seek(0)
+                with file:
+                    raise UsageError(f"out: {self.path} is being trained by another process ({file.read()}).") from None
+        file.truncate(0)
+        file.write(f"{os.getpid()} on {platform.node()}")
+        file.flush()
+        return file
 
     def create(self, resolved: Resolved, *, resumes: bool = False) -> None:
         """Make the folder and write down what is about to happen. A resumed run keeps its first account."""
@@ -95,6 +134,8 @@ class Run:
             "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "started": now(),
+            "folder": os.getcwd(),  # where a relative path of the data begins
+            "data": resolved.config.data,
             "origins": resolved.origins,
         }
         try:
@@ -108,6 +149,14 @@ class Run:
         except OSError as error:
             raise UsageError(f"out: {self.path} cannot be written: {error.strerror}.") from error
 
+    def begun(self) -> str:
+        """Where, and with which data: for those who resume it elsewhere."""
+        try:
+            about = json.loads((self.path / "run.json").read_text())
+            return f"The run was begun in {about['folder']} with --data {about['data']}; give --data."
+        except (OSError, ValueError, KeyError):
+            return "If the images lie elsewhere now, give --data."
+
     def write_config(self, config: Config) -> None:
         write_text(self.config_file, json.dumps(config.model_dump(mode="json"), indent=2) + "\n")
 
@@ -119,11 +168,23 @@ class Run:
         return sorted((int(match[1]), path) for match, path in found if match)
 
     def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and meta of the latest checkpoint."""
+        """Tensors and meta of the latest checkpoint that can be read."""
         checkpoints = self.checkpoints()
         if not checkpoints:
             raise UsageError(f"{self.path} has no checkpoint yet.")
-        return load_checkpoint(checkpoints[-1][1])
+        for (_, path), (_, earlier) in pairwise(reversed(checkpoints)):
+            try:
+                return load_checkpoint(path)
+            except AntipodeError as error:
+                if rank() == 0:
+                    warn(f"{error}; {earlier.name} is taken instead.")
+        return load_checkpoint(checkpoints[0][1])
+
+    def set_aside(self, after: int) -> None:
+        """Later checkpoints than that of a step could not be read: they must not count as the latest."""
+        for step, path in self.checkpoints():
+            if step > after:
+                path.rename(path.with_suffix(".damaged"))
 
     def save(self, step: int, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         """A new checkpoint. A full disk loses the new one, never the last good one."""
@@ -152,9 +213,15 @@ class Run:
         """Append to results.json. Of several processes that do so at once, each waits for the others."""
         path = self.path / "results.json"
         with open(self.path / ".results.lock", "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # let go of when closed, or when the process dies
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # let go of when closed, or when the process dies
             results = json.loads(path.read_text()) if path.is_file() else []
             write_text(path, json.dumps([*results, {**result, "time": now()}], indent=2) + "\n")
+
+
+def is_nothing(name: str) -> bool:
+    """Whether a file of this name is no sign of a run."""
+    return name == LOCK or fnmatch(name, LEFTOVER)
 
 
 def now() -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from antipode.data.broken import describe
 from antipode.data.images import refuse_multi_label
 from antipode.data.loader import Loader
 from antipode.distributed import any_rank, gather, mine, rank, world
@@ -20,6 +22,7 @@ from antipode.objectives.geometry import alignment, effective_rank, uniformity
 from antipode.training.make_views import MakeViews
 from antipode.training.prepare import Prepared
 from antipode.training.run import Run
+from antipode.training.telemetry import COLLAPSED_RANK, Listener
 
 HELD_OUT_IMAGES = 2000
 BANK_IMAGES = 20_000
@@ -51,8 +54,8 @@ class OnlineKNN:
         failure: AntipodeError | None = None
         try:
             self.query_loader = self.query_loader or self.prepared.loader(self.queries)
-            known = self.prepared.features(method, loader, my_share(self.bank))
-            asked = self.prepared.features(method, self.query_loader, torch.arange(len(self.queries)))
+            known = self.prepared.features(method.backbone, loader, my_share(self.bank))
+            asked = self.prepared.features(method.backbone, self.query_loader, torch.arange(len(self.queries)))
         except AntipodeError as error:
             failure = error
         (failed,) = any_rank(failure is not None)  # or the others would wait for the features of this one
@@ -74,53 +77,85 @@ def my_share(indices: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def label_free(method: Method, loader: Loader, make_views: MakeViews) -> dict[str, float]:
-    """Alignment and uniformity of two fresh views of held-out images, the backbone's effective rank, and how
-    often a view's nearest neighbour among all the others' is the other view of its own image."""
-    views: list[list[Tensor]] = [[], []]
-    method.eval()
-    for number, (_, canvas) in enumerate(loader.batches(torch.arange(len(loader)).split(256))):
-        for features, view in zip(views, make_views(canvas, "held-out", number)[:2], strict=True):
-            features.append(method.backbone(view).float().cpu())
-    method.train()
-    first, second = (torch.cat(parts) for parts in views)
+def features_of_views(backbones: Sequence[nn.Module], loader: Loader, make_views: MakeViews) -> list[list[Tensor]]:
+    """For each backbone the features (N, F) of a view of each image that can be read, and of another one."""
+    found: list[list[list[Tensor]]] = [[[], []] for _ in backbones]
+    asked = torch.arange(len(loader)).split(256)
+    for number, (delivered, canvas) in enumerate(loader.batches(asked)):
+        good = delivered == asked[number]  # not the stand-ins of broken images
+        for which, view in enumerate(make_views(canvas, "held-out", number)[:2]):
+            for parts, backbone in zip(found, backbones, strict=True):
+                parts[which].append(backbone.eval()(view).float().cpu()[good])
+    return [[torch.cat(each) for each in parts] for parts in found]
+
+
+def retrieval(first: Tensor, second: Tensor) -> float:
+    """How often, in percent, a view's nearest neighbour among all the others' is the other view of its own image."""
     _, nearest = neighbours(second, first, 1)
+    return round(100 * float((nearest[:, 0] == torch.arange(len(first))).float().mean()), 2)
+
+
+def label_free(first: Tensor, second: Tensor) -> dict[str, float]:
+    """Of features of two views: alignment, uniformity, effective rank and retrieval."""
     return {
         "alignment": round(float(alignment(first, second)), 4),
         "uniformity": round(float(uniformity(first)), 4),
         "effective_rank": round(float(effective_rank(first)), 2),
-        "retrieval": round(100 * float((nearest[:, 0] == torch.arange(len(first))).float().mean()), 2),
+        "retrieval": retrieval(first, second),
     }
 
 
-def summarise(run: Run, prepared: Prepared, method: Method, make_views: MakeViews) -> list[str]:
-    """Write the label-free results and the neighbours of the run, and say them in words."""
+def summarise(
+    run: Run,
+    prepared: Prepared,
+    backbone: nn.Module,
+    untrained: nn.Module | None,
+    make_views: MakeViews,
+    listener: Listener,
+) -> None:
+    """Write the label-free results and the neighbours of the run, and say them in words. untrained: the backbone as it
+    was before the run, where that is known."""
     config = prepared.config
     held_out = prepared.held_out()
     images = prepared.images if held_out is None else held_out
     images = images.subset(evenly(len(images), HELD_OUT_IMAGES).numpy())
     if len(images) < 3:
-        return [f"done: {run.path}"]
+        listener.say(f"done: {run.path}")
+        return
     loader = prepared.loader(images)
-    value = label_free(method, loader, make_views)
+    backbones = [backbone] if untrained is None else [backbone, untrained]
+    pairs, *before = features_of_views(backbones, loader, make_views)
+    value, count = label_free(*pairs), len(pairs[0])
+    if before:
+        value["untrained_retrieval"] = retrieval(*before[0])
     result: dict[str, Any] = {
         "protocol": "label-free",
         "data": config.data,
         "value": value,
         "epoch": config.epochs,
         "seed": config.seed,
-        "images": {"training" if held_out is None else "held out": len(images)},
+        "images": {"training" if held_out is None else "held out": count},
     }
     run.add_result(result)
-    features = prepared.features(method, loader, torch.arange(len(images)))
+    features = prepared.features(backbone, loader, torch.arange(len(images)))
     neighbour_sheet(loader, features, images.names).save(run.path / "neighbours.png")
     which = "training images (none were held out)" if held_out is None else "held-out images"
-    judged = f"With labels: antipode evaluate {run.path} --protocol knn --data {config.data}"
-    return [
-        f"On {len(images):,} {which}, without labels:",
-        f"  a view finds the other view of its image: {value['retrieval']:.1f} % (chance {100 / len(images):.1f} %)",
+    compared = f"untrained {value['untrained_retrieval']:.1f} %, " if before else ""
+    lines = [
+        f"On {count:,} {which}, without labels:",
+        f"  a view finds the other view of its image: {value['retrieval']:.1f} % "
+        f"({compared}chance {100 / count:.1f} %)",
         f"  alignment {value['alignment']:.3f} (0: views agree), uniformity {value['uniformity']:.2f} "
         f"(lower: more even), effective rank {value['effective_rank']:.0f}",
         f"  neighbours to look at: {run.path / 'neighbours.png'}",
-        *([judged] if images.labels is not None and not images.multi_label else []),
     ]
+    if images.labels is not None and not images.multi_label:
+        lines.append(f"With labels: antipode evaluate {run.path} --protocol knn --data {config.data}")
+    for line in lines + (describe(loader.broken) if held_out is not None else []):
+        listener.say(line)
+    if not value["effective_rank"] >= COLLAPSED_RANK:
+        listener.warn(
+            f"collapsed: the features of different images lie on a line or in a point (effective rank "
+            f"{value['effective_rank']:.1f}): this backbone has learnt nothing of use. metrics.jsonl says when it "
+            "happened; train anew with a lower --lr, more --warmup-epochs, --singular-weight or --brownian-weight."
+        )
