@@ -126,7 +126,13 @@ with decoding(lambda index: str(os.getpid()), 3, processes=True) as submit:
 )
 def test_processes_end_however_their_parent_ends(leave, stop):
     code = STREAM.replace("LEAVE", leave)
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        # where a shell runs us in the background, it would be ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as parent:
         pids = [int(word) for word in parent.stdout.readline().split()]
         assert len(pids) == 3
         if stop:
