@@ -77,7 +77,7 @@ def decode(item: bytes | np.ndarray, *, channels: int = 3, depth: int = 8, reduc
 
 def plain_jpeg(data: bytes, reduce_to: int | None = None) -> np.ndarray | None:
     """(H, W, 1 or 3) of a JPEG in grey or colour that is decoded at its full size and stays as it lies: the same pixels
-    as Pillow's, in two thirds of the time or less. None for all else, and for what cannot be decoded: Pillow says why.
+    as Pillow's, and quicker (docs/speed.md). None for all else, and for what cannot be decoded: Pillow says why.
     """
     decoder = jpeg_decoder()
     if decoder is None or not data.startswith(JPEG_MAGIC):
