@@ -245,6 +245,9 @@ def test_images_that_are_kept_are_decoded_once_for_all_who_ask_for_the_same():
         assert loader_of(counted(labels=np.zeros(40, np.int64)), resident=True) is not first
         assert loader_of(counted(), resident=True, reduce_to=2) is not first
         assert loader_of(counted(), resident=False) is not loader_of(counted(), resident=False)
+        with keep_decoded():
+            assert loader_of(counted(), resident=True) is first
+        assert loader_of(counted(), resident=True) is first
     assert loader_of(counted(), resident=True) is not first
     _, canvas = next(first.batches([torch.tensor([39])]))
     assert np.array_equal(canvas.image(0), ARRAYS[39])

@@ -21,9 +21,11 @@ _kept: dict[Any, Loader] | None = None  # None outside of keep_decoded
 
 @contextmanager
 def keep_decoded() -> Iterator[None]:
-    """Within, images that `loader` made resident stay so, for whoever asks for the same ones again."""
+    """Within, images that `loader` made resident stay so, for whoever asks for the same ones again: until the
+    outermost of such blocks ends."""
     global _kept
-    before, _kept = _kept, {}
+    before = _kept
+    _kept = {} if before is None else before
     try:
         yield
     finally:
