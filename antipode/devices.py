@@ -25,7 +25,7 @@ def pick_device(name: str) -> torch.device:
         raise UsageError(f"device: {name!r} is not known. Allowed: auto, cpu, cuda, cuda:N.") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(f"device: {name!r} was given, but {torch.cuda.device_count()} CUDA devices are here.")
-    if device.type == "cuda":
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     return device
 
@@ -35,6 +35,18 @@ def pick_precision(name: str, device: torch.device) -> str:
     if name == "auto":
         return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
     return name
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Within, torch computes on one thread of the host. For small tables that every step needs: threads gain nothing
+    there, and each of them must get a core, which those that decode images have."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:

@@ -23,6 +23,7 @@ import torch
 
 import antipode
 from antipode.config.resolve import Layer
+from antipode.data.sharing import keep_decoded
 from antipode.training.prepare import prepare
 from antipode.training.pretrain import train
 from antipode.training.run import Run
@@ -65,7 +66,7 @@ def main() -> None:
     fields = {
         name.removeprefix("--").replace("-", "_"): value for name, value in zip(rest[::2], rest[1::2], strict=True)
     }
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, keep_decoded():
         result = measure({"method": options.method, **fields}, Path(scratch) / "run")
     result |= {
         "date": date.today().isoformat(),

@@ -5,11 +5,11 @@ in a process of its own where Triton interprets them with numpy.
 """
 
 import os
-import subprocess
 import sys
 
 import pytest
 import torch
+from conftest import interpret_kernels
 from torch.nn import functional as F
 
 from antipode.errors import UsageError
@@ -236,10 +236,7 @@ def test_a_recorded_loss_equals_the_plain_one(dtype):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run on the GPU here: pytest -m gpu")
 def test_the_kernels_are_right_when_interpreted():
-    pytest.importorskip("triton")
-    tests = [sys.executable, "-m", "pytest", __file__, "-m", "gpu", "-p", "no:cacheprovider"]
-    done = subprocess.run(tests, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+    interpret_kernels(__file__)
 
 
 @kernel

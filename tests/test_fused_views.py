@@ -6,17 +6,14 @@ Triton reads TRITON_INTERPRET when it is imported, so without a card the compari
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 from itertools import permutations
 
 import numpy as np
 import pytest
 import torch
-from conftest import EVERYTHING
+from conftest import EVERYTHING, interpret_kernels
 from torch import Tensor
 
 from antipode.data.canvas import Canvas
@@ -66,13 +63,9 @@ def assert_forms_agree(canvas: Canvas, table: Table, size: int) -> None:
     torch.testing.assert_close(fused(canvas, table, size).cpu(), expected, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="with a card the kernels are compared on it")
 def test_the_comparisons_hold_in_triton_s_interpreter() -> None:
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
+    interpret_kernels(__file__)
 
 
 @runs_kernels

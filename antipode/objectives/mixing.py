@@ -263,9 +263,10 @@ def _dots(vectors: Tensor, first: Tensor, second: Tensor) -> Tensor:
     N^2 of them for the s that are wanted.
     """
     size = max(1, GATHERED // (2 * vectors.shape[1] * vectors.element_size()))
+    i, j = first.flatten(), second.flatten()
     parts = [
-        vectors.index_select(0, i).mul_(vectors.index_select(0, j)).sum(dim=1)
-        for i, j in zip(first.flatten().split(size), second.flatten().split(size), strict=True)
+        vectors.index_select(0, i[at : at + size]).mul_(vectors.index_select(0, j[at : at + size])).sum(dim=1)
+        for at in range(0, max(1, len(i)), size)
     ]
     return torch.cat(parts).view_as(first)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from antipode.data.canvas import Canvas
-from antipode.devices import send
+from antipode.devices import one_thread, send
 from antipode.errors import UsageError
 from antipode.views.colour import grey, jitter, solarise, turns
 from antipode.views.draw import Table, crop_boxes
@@ -42,6 +42,7 @@ class Frame(NamedTuple):
 Render = Callable[[Tensor, Tensor, Frame], Tensor]
 
 
+@one_thread()
 def parameters(canvas: Canvas, table: Table, size: int) -> Tensor:
     """(N, 29) float64 on the CPU: ten numbers for the crop, sixteen for the jitter, then grey, sigma, solarise."""
     colour = canvas.channels == 3

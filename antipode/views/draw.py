@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from antipode.devices import one_thread
 from antipode.views.policies import Policy, Range
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
@@ -51,6 +52,7 @@ class Table:
         return replace(self, **rows)
 
 
+@one_thread()
 def draw(policy: Policy, n: int, generator: torch.Generator) -> Table:
     """The parameters of one view of each of n images. generator: on the CPU."""
     uniform = torch.rand(n, 2 * TRIES + 16, generator=generator, dtype=torch.float64)
