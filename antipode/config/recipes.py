@@ -40,7 +40,7 @@ def small_views(name: str) -> Patch:
 SMALL: dict[str, Patch] = {name: small_views(name) | (SMALL_MOCO if name in WITH_QUEUE else {}) for name in METHODS}
 SMALL["eqco"] |= {"negatives": 64, "alpha": 4096}
 SMALL["simo"] |= {"alpha": 512}
-SMALL["simclr"] |= {"temperature": 0.2}
+SMALL["simclr"] |= {"temperature": 0.2, "base_lr": 0.24}
 SMALL["byol"] |= SMALL_BYOL
 SMALL["msbreg"] |= SMALL_MSBREG
 SMALL["supervised"] |= SMALL_SUPERVISED | {"epochs": 200}
