@@ -24,7 +24,9 @@ def add_commands(commands: Any) -> None:
         "  antipode pretrain --config runs/c/config.json --out runs/c2 --seed 1\n"
         "  antipode pretrain --out runs/c --resume --epochs 200\n",
     )
-    command.add_argument("method", nargs="?", metavar="METHOD", help="see `antipode methods`")
+    method: dict[str, Any] = {"default": argparse.SUPPRESS, "metavar": "METHOD"}
+    command.add_argument("method", nargs="?", help="see `antipode methods`", **method)
+    command.add_argument("--method", help=argparse.SUPPRESS, **method)  # the field's name, as for all others
     command.add_argument("--out", required=True, metavar="RUN", help="the folder of the run")
     command.add_argument("--config", metavar="FILE", help="a TOML or JSON file of fields")
     command.add_argument("--resume", action="store_true", help="continue the run in RUN; start it if there is none")

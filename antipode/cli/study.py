@@ -121,7 +121,25 @@ def run_run(options: argparse.Namespace) -> None:
     print()
     for claim in results["claims"]:
         print(f"{claim['verdict']}: {claim['statement']} ({claim['evidence']})")
-    print(f"wrote {out / 'results.json'}")
+    wrote = [out / "results.json"]
+    if study.over is not None and any(cell["value"] is not None for cell in results["cells"]):
+        wrote += draw_figure(study, results["cells"], out / "results.png")
+    print(f"wrote {' and '.join(map(str, wrote))}")
+
+
+def draw_figure(study: Any, cells: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
+    """The file, if it could be drawn: what was computed is not lost for want of a picture."""
+    from antipode.analysis.figures import require, save
+    from antipode.errors import UsageError
+    from antipode.studies.figure import draw
+
+    try:
+        require("matplotlib")
+    except UsageError as error:
+        print(f"no figure: {error}", file=sys.stderr)
+        return []
+    save(lambda: draw(study, cells), path)
+    return [path]
 
 
 def with_deviation(number: str, deviation: float | None, digits: int) -> str:

@@ -74,4 +74,6 @@ TABLE_5 = Study(
         # one decimal.
         Claim("at K = 512 both are equal to within 0.05", equal_at_512),
     ),
+    over="k",
+    panels=("objective",),
 )

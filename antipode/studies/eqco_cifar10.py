@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from antipode.studies.cifar10 import ACCURACIES, QUANTITY, cells, judged, needs
 from antipode.studies.claims import above, no_worse
-from antipode.studies.study import Cell, Claim, Study
+from antipode.studies.study import Cell, Claim, Settings, Study
 
 MOCO = (  # K, alpha, shared draw
     *((k, alpha, False) for k in (16, 64, 256) for alpha in (None, 4096)),
@@ -16,6 +16,7 @@ MOCO = (  # K, alpha, shared draw
     (4096, None, False),
 )
 SIMCLR = ((16, 255), (16, 4096), (255, 255), (255, 4096))
+ALPHAS = (255, 511, 4096)
 SIMO = ((16, None), (16, 511), (64, 511), (511, 511), (16, 4096), (511, 4096))
 
 
@@ -32,6 +33,13 @@ def runs() -> tuple[Cell, ...]:
         drawn = "once" if shared else "for each"
         found += cells({"method": method, "k": k, "alpha": alpha or k, "drawn": drawn}, fields)
     return tuple(found)
+
+
+def lines(at: Settings) -> list[str]:
+    """Where alpha is K, EqCo and the plain loss are the same."""
+    drawn = ", drawn once" if at["drawn"] == "once" else ""
+    found = [f"alpha {at['alpha']}{drawn}"] if at["alpha"] in ALPHAS else []
+    return [*found, f"alpha K{drawn}"] if at["alpha"] == at["k"] else found
 
 
 def claims(judge: str) -> tuple[Claim, ...]:
@@ -66,4 +74,7 @@ CIFAR10 = Study(
     runner=judged(),
     cells=runs(),
     claims=tuple(claim for judge in ACCURACIES for claim in claims(judge)),
+    over="k",
+    panels=("judge", "method"),
+    lines=lines,
 )

@@ -179,6 +179,7 @@ def figure(number: str, method: str, ks: tuple[int, ...], alpha: int, **fields: 
             for k in ks
         ),
         claims=EQCO_CLAIMS,
+        over="k",
     )
 
 

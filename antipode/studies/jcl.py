@@ -34,6 +34,7 @@ def ablation(letter: str, title: str, columns: str, cells: Sequence[Cell], claim
         runner=RUNNER,
         cells=tuple(cells),
         claims=tuple(claims),
+        over=columns,
     )
 
 

@@ -10,16 +10,20 @@ from antipode.studies.study import Cell, Claim, Study
 HALF = EPOCHS // 2
 WARM_UP = max(1, EPOCHS // 20)  # as much of the run as the paper's 10 epochs are of 200
 MIXES: tuple[Mix, ...] = (BEST, (1024, 128, 256), (1024, 0, 512), (64, 64, 0))
-# Beyond accuracy: how fast it learns, how evenly it spreads images (Fig. 3c), and the proxy task (Fig. 2b).
+# Beyond accuracy: how fast it learns, what else it is good for, how evenly it spreads images (Fig. 3c), and the proxy
+# task (Fig. 2b).
 UNIFORMITY: dict[str, object] = {
     "evaluate.protocol": "geometry",
     "evaluate.positives": "class",
     "evaluate.read": "uniformity",
 }
+# Transfer, as far as it can be had without more data: a linear classifier of drawn shapes.
+TRANSFER = {**ACCURACIES["linear"], "evaluate.data": "shapes"}
 PROXY = {"evaluate.protocol": "hardness", "evaluate.images": 4096}
 GEOMETRY: dict[str, dict[str, object]] = {
     **ACCURACIES,
     "k-NN half-way": {**ACCURACIES["k-NN"], "evaluate.epoch": HALF},
+    "linear on shapes": TRANSFER,
     "uniformity": UNIFORMITY,
 }
 HIGHEST = {"pair": "highest_pair", "real": "highest_negative", "with query": "highest_with_query"}
@@ -74,6 +78,7 @@ CIFAR10 = Study(
     claims=(
         *(claim for judge in ACCURACIES for claim in claims(judge)),
         above(f"after {HALF} epochs MoCHi is above MoCo v2", seen(BEST, "k-NN half-way"), seen(None, "k-NN half-way")),
+        above("MoCHi transfers better than MoCo v2", seen(BEST, "linear on shapes"), seen(None, "linear on shapes")),
         # the lower, the more even
         above("MoCHi spreads images more evenly than MoCo v2", seen(None, "uniformity"), seen(BEST, "uniformity")),
         above("mixtures with the query make the proxy task harder", seen(None, "proxy"), seen((1024, 0, 512), "proxy")),

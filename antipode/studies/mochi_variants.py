@@ -47,6 +47,7 @@ FIGURE_3A = Study(
             for s in (128, 512, 1024)
         ),
     ),
+    over="hardest",
 )
 
 FIGURE_3B = Study(
@@ -63,6 +64,7 @@ FIGURE_3B = Study(
         for q in (0, 128, 256, 512)
     ),
     claims=(Claim("most of them are above MoCo v2", most_gain),),
+    over="with_query",
 )
 
 VARIANTS: dict[str, dict[str, object]] = {

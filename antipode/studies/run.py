@@ -2,6 +2,7 @@
 
 OUT/results.json           cells (settings, value, the paper's value, what made them) and claims (statement, verdict,
                            evidence)
+OUT/results.png            the figure, of a study that is one (drawn by the command)
 STORE/cells/ADDRESS.json   one finished cell; the address is the hash of its settings
 STORE/runs/ADDRESS/        a pre-training run that cells were measured on
 

@@ -150,6 +150,9 @@ class Study:
     runner: Runner
     cells: tuple[Cell, ...]
     claims: tuple[Claim, ...]
+    over: str | None = None  # the axis that the lines of its figure run along; None: it is a table
+    panels: tuple[str, ...] = ()  # axes whose values have a panel of their own in it
+    lines: Callable[[Settings], Sequence[str]] | None = None  # those that a cell is a point of; default: by its place
 
     def job(self, cell: Cell, given: Settings, seed: int) -> Job:
         """The cell's own settings, under what the user gave for all cells."""

@@ -1,0 +1,77 @@
+"""A study drawn: its numbers as lines along one axis, the paper's beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from antipode.analysis.figures import colour, counted, panels
+from antipode.studies.study import Study, label, shown
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Known = Mapping[str, Any]  # a cell of results.json
+POWERS_OF_TWO = 8  # a range from which on they are better than equal steps
+
+
+def draw(study: Study, cells: Sequence[Known]) -> Figure:
+    """A panel for each place on the axes that have panels, the last of them across."""
+    over = study.over
+    assert over is not None
+    values = [list(dict.fromkeys(cell["at"][axis] for cell in cells)) for axis in study.panels]
+    places = {place: [cell for cell in cells if place == at(cell, study.panels)] for place in product(*values)}
+    places = {place: own for place, own in places.items() if own}
+    figure, axes = panels(len(places), len(values[-1]) if len(values) > 1 else None)
+    for panel, (place, own) in zip(axes, places.items(), strict=True):
+        draw_panel(panel, study, over, own)
+        panel.set_title(", ".join(map(shown, place)) or study.quantity)
+    return figure
+
+
+def draw_panel(axes: Axes, study: Study, over: str, cells: Sequence[Known]) -> None:
+    """A line for each name: what was measured, and dashed what the paper has. A cell that has no number on the axis is
+    a level to compare with."""
+    lines: dict[str, list[Known]] = {}
+    for cell in cells:
+        for name in names(study, over, cell["at"]):
+            lines.setdefault(name, []).append(cell)
+    for number, (name, points) in enumerate(lines.items()):
+        look: dict[str, Any] = {"color": colour(number)}
+        for key, error, more in (
+            ("value", "deviation", {"fmt": "o-", "label": name or "here"}),
+            ("paper", "paper_deviation", {"fmt": ".--", "alpha": 0.45}),
+        ):
+            placed = sorted((cell for cell in points if is_number(cell["at"][over])), key=lambda cell: cell["at"][over])
+            known = [cell for cell in placed if cell[key] is not None]
+            if known:
+                spread = [cell[error] or 0.0 for cell in known]
+                x, y = [cell["at"][over] for cell in known], [cell[key] for cell in known]
+                axes.errorbar(x, y, yerr=spread if any(spread) else None, capsize=2, markersize=4, **look, **more)
+            for cell in points:
+                if not is_number(cell["at"][over]) and key == "value" and cell[key] is not None:
+                    axes.axhline(cell[key], linestyle=":", label=name, **look)
+    values = sorted({cell["at"][over] for cell in cells if is_number(cell["at"][over])})
+    if values[0] > 0 and values[-1] / values[0] >= POWERS_OF_TWO:
+        counted(axes, values)
+    axes.set_xlabel(over.replace("_", " "))
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend()
+
+
+def names(study: Study, over: str, place: Known) -> Sequence[str]:
+    """Of the lines that the cell at this place is a point of."""
+    if study.lines is not None:
+        return study.lines(place)
+    own = {axis.replace("_", " "): value for axis, value in place.items() if axis not in (over, *study.panels)}
+    return [label(own)]
+
+
+def at(cell: Known, axes: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(cell["at"][axis] for axis in axes)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
