@@ -166,6 +166,8 @@ class Training:
         log = Log(self.run.metrics_file, events, self.step) if rank() == 0 else None
         labels = loader.images.labels if self.method.labels else None
         self.method.train()
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
         self.meter.since = waiting_since = time.perf_counter()
         try:
             for indices, canvas in loader.batches(mine(batch) for batch in self.plan.batches(self.step)):
@@ -233,6 +235,8 @@ class Training:
         average(self.meter.sums.values())
         record |= {name: round(value, 6) for name, value in self.meter.read().items()}
         record["lr"] = self.learning_rate(self.step - 1)
+        if self.device.type == "cuda":
+            record["memory_mib"] = torch.cuda.max_memory_allocated(self.device) // 2**20
         check_finite(record.get("total_loss", record["loss"]), self.step, self.run.last_good())
         every = self.config.knn_every
         if online is not None and every and self.epoch_is_over and self.epoch % every == 0:
