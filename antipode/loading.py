@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from antipode.config.resolve import Config, Layer, named_normalisation, resolve
-from antipode.errors import AntipodeError, UsageError
+from antipode.errors import AntipodeError, UsageError, nearest
 from antipode.methods.build import build_method
 from antipode.methods.method import Encoder
 from antipode.modules.backbones import build_backbone, timm_backbone, torchvision_backbone
@@ -40,34 +42,32 @@ class Loaded:
     run: Run | None = None
 
 
-def load(
-    spec: Spec | nn.Module,
-    *,
-    features: str = "backbone",
-    backbone: str = "resnet50",
-    stem: str = "imagenet",
-    image_size: int = 224,
-    channels: int = 3,
-    seed: int = 0,
-) -> Loaded:
+# Of weights that are no run, unless given.
+ARCHITECTURE: dict[str, Any] = {"backbone": "resnet50", "stem": "imagenet", "image_size": 224, "channels": 3}
+
+
+def load(spec: Spec | nn.Module, *, features: str = "backbone", seed: int = 0, **architecture: Any) -> Loaded:
     """What `evaluate` and `embed` look at. spec: a run's folder, one of its checkpoints, a file of weights,
     `random`, `pixels` (no backbone at all), `torchvision:NAME` (its ImageNet weights), or a module.
 
-    A run knows its architecture and its preprocessing; the keywords say them for all the others. features:
-    `backbone`, or `embedding` for a run's backbone and head together.
+    A run knows its architecture and its preprocessing; for all the others they are ARCHITECTURE's unless given.
+    features: `backbone`, or `embedding` for a run's backbone and head together.
     """
+    given = {name: value for name, value in architecture.items() if value is not None}
+    check_architecture(given)
+    backbone, stem, image_size, channels = (ARCHITECTURE | given).values()
     plain = preprocess_for(image_size, named_normalisation("imagenet" if channels == 3 else "half", channels), channels)
     if isinstance(spec, nn.Module):
         backbone_only(features, type(spec).__name__)
-        return Loaded(spec.eval(), plain, type(spec).__name__)
+        return Loaded(spec, plain, type(spec).__name__)
     name = os.fspath(spec)
     path = Path(name)
     if path.is_dir():
         run = Run.open(path)
-        return from_checkpoint(*run.latest(), name=name, features=features, run=run)
+        return from_checkpoint(*run.latest(), name=name, features=features, run=run, given=given)
     tensors = read_weights(path) if path.is_file() else {}
     if any(key.startswith(BACKBONE) for key in tensors):
-        return from_checkpoint(*load_checkpoint(path), name=name, features=features)
+        return from_checkpoint(*load_checkpoint(path), name=name, features=features, given=given)
     backbone_only(features, name)
     if name == "random":
         with torch.random.fork_rng(devices=[]):
@@ -78,6 +78,8 @@ def load(
         unchanged = (0.0,) * channels, (1.0,) * channels
         return Loaded(nn.Flatten(), preprocess_for(image_size, unchanged, channels), "raw pixels", epoch=0, seed=seed)
     if name.removeprefix("torchvision:") in RESNETS and not tensors:
+        if channels != 3:
+            raise UsageError(f"channels: given {channels}, but the weights of {name} are for 3.")
         return Loaded(pretrained_torchvision(name.removeprefix("torchvision:")).eval(), plain, name)
     if not tensors:
         raise UsageError(
@@ -87,6 +89,21 @@ def load(
     module = build_backbone(backbone, channels=channels, stem=stem)
     fill(module, tensors, name)
     return Loaded(module.eval(), plain, name)
+
+
+def check_architecture(given: dict[str, Any]) -> None:
+    for name, value in given.items():
+        if name not in ARCHITECTURE:
+            known = ", ".join(ARCHITECTURE)
+            raise UsageError(f"{name}: there is no such setting.{nearest(name, ARCHITECTURE)} Of weights: {known}.")
+        if isinstance(value, int) and value < 1:
+            raise UsageError(f"{name}: given {value}; it must be at least 1.")
+
+
+def refuse_another(given: Mapping[str, Any], config: Config, name: str) -> None:
+    for setting, value in given.items():
+        if value != getattr(config, setting):
+            raise UsageError(f"{setting}: given {value!r}, but {name} has {getattr(config, setting)!r}. Leave it out.")
 
 
 def backbone_only(features: str, name: str) -> None:
@@ -101,8 +118,11 @@ def from_checkpoint(
     name: str,
     features: str = "backbone",
     run: Run | None = None,
+    given: Mapping[str, Any] = MappingProxyType({}),
 ) -> Loaded:
+    """given: of its architecture, which the checkpoint knows itself."""
     config = resolve(Layer(name, meta["config"])).config
+    refuse_another(given, config, name)
     if config.backbone == CUSTOM:
         raise UsageError(
             f"{name} was trained with a module given from Python, which its checkpoint cannot rebuild. "
@@ -129,7 +149,10 @@ def load_transform(run: Spec | Run) -> Preprocess:
     """What turns an image into the input of the run's backbone: size, mean, deviation."""
     path = Path(run)
     if path.is_file():
-        return preprocess_of(resolve(Layer(str(path), load_checkpoint(path)[1]["config"])).config)
+        _, meta = load_checkpoint(path)
+        if "config" not in meta:
+            raise UsageError(f"{path} holds weights alone: only runs and their checkpoints know their preprocessing.")
+        return preprocess_of(resolve(Layer(str(path), meta["config"])).config)
     return preprocess_of(Run.open(path).config)
 
 
@@ -192,10 +215,10 @@ def fill(module: nn.Module, tensors: dict[str, Tensor], name: str) -> None:
     )
 
 
-def initialise(backbone: nn.Module, init: str) -> None:
-    """`--init`: fill a fresh backbone with the weights of a run, a file, torchvision or timm."""
+def initialise(backbone: nn.Module, init: str, channels: int) -> None:
+    """`--init`: fill a fresh backbone for images of so many channels with the weights of a run, a file, torchvision or
+    timm."""
     if init.startswith("timm:"):
-        channels = next(backbone.parameters()).shape[1]
         fill(backbone, timm_backbone(init.removeprefix("timm:"), channels, pretrained=True).state_dict(), init)
     elif init.removeprefix("torchvision:") in RESNETS:
         fill(backbone, pretrained_torchvision(init.removeprefix("torchvision:")).state_dict(), init)

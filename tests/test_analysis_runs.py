@@ -150,6 +150,12 @@ def test_hardness_with_false_negatives_and_mixing(run, tmp_path):
         assert checkpoint["chance"] == pytest.approx(100 / 12, abs=4)  # of twelve shapes, in 64 keys
 
 
+def test_kinds_that_are_not_mixed_have_no_highest_score(run, tmp_path):
+    (found,) = results([run], "hardness", tmp_path, images=64, top=16, mixing=[8, 20, 0])
+    for checkpoint in found["checkpoints"]:
+        assert "highest_pair" in checkpoint and "highest_with_query" not in checkpoint
+
+
 def test_hardness_of_negatives_in_the_batch(simclr, tmp_path):
     (found,) = results([simclr], "hardness", tmp_path, images=32, top=1024)
     (checkpoint,) = found["checkpoints"]

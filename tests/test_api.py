@@ -46,6 +46,39 @@ def test_the_call_and_the_command_are_the_same_thing(photos, tmp_path):
     assert run.config == Run(tmp_path / "command").config
 
 
+def test_an_item_that_raises_is_a_broken_image(tmp_path):
+    arrays = pictures()
+
+    class Corrupt(Dataset):
+        def __len__(self):
+            return len(arrays)
+
+        def __getitem__(self, index):
+            if index == 37:
+                raise ValueError("corrupt record")
+            return Image.fromarray(arrays[index])
+
+    with pytest.raises(antipode.AntipodeError, match=r"37.*ValueError: corrupt record"):
+        antipode.pretrain("moco-v2", data=Corrupt(), out=tmp_path / "strict", max_broken=0, **SMALL)
+    run = antipode.pretrain("moco-v2", data=Corrupt(), out=tmp_path / "run", max_broken=0.1, **SMALL)
+    assert len(losses(run)) == 2
+
+
+def test_custom_views_must_be_given_each_time(photos, tmp_path):
+    words = ["--data", photos, "--out", tmp_path / "run", "--views", "custom"]
+    done = command("pretrain", "moco-v2", *words, "--device", "cpu")
+    assert done.returncode == 2 and "antipode.pretrain(views=...)" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+    def view(image):
+        return image[:, :16, :16] / 255
+
+    antipode.pretrain("moco-v2", data=photos, out=tmp_path / "run", views=view, **SMALL)
+    with pytest.raises(UsageError, match="views: custom views"):
+        antipode.pretrain(out=tmp_path / "run", resume=True, epochs=3)
+    antipode.pretrain(out=tmp_path / "run", resume=True, epochs=3, views=view)
+
+
 def test_arrays_tensors_and_datasets_give_the_same_run(tmp_path):
     arrays = pictures()
 

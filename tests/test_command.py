@@ -129,7 +129,7 @@ def test_a_flat_folder_needs_nothing_but_its_name(photos, tmp_path):
 
 
 def test_dry_run_prints_everything_and_writes_nothing(photos, tmp_path):
-    done = command("pretrain", "moco-v1", "--data", photos, "--out", tmp_path / "run", "--dry-run")
+    done = command("pretrain", "--method", "moco-v1", "--data", photos, "--out", tmp_path / "run", "--dry-run")
     assert done.returncode == 0 and not (tmp_path / "run").exists()
     for part in ("temperature", "0.07", "method moco-v1", "steps"):
         assert part in done.stdout
@@ -264,6 +264,8 @@ def test_what_is_no_run_is_not_taken_for_one(tmp_path):
         (["pretrain", "moco-v2", "--data", "shapes"], ["--out: it must be given"]),
         (["embed", "x", "--data", "y", "--batch-size", "ten"], ["--batch-size: 'ten' is not a whole number"]),
         (["embed", "x", "--data", "y", "--batch-size"], ["--batch-size: a value must follow"]),
+        (["pretrain", "simclr", "--method", "byol", "--out", "x"], ["method: given are simclr and byol"]),
+        (["data", "preview", "shapes", "--images", "0", "--out", "x.png"], ["images: given 0"]),
     ],
 )
 def test_words_that_are_wrong_are_told_in_a_line_or_two_with_what_is_near(words, said):
@@ -312,6 +314,12 @@ def test_preview_shows_views_that_are_not_made_alike(photos, tmp_path):
         ),
         (["data", "preview", "x", "--out", "p.png", "--view", "byol"], ["--view", "--views", "antipode data preview"]),
         (["study", "--sed"], ["--sed", "`antipode study --help`"]),
+        (["pretrain", "simclr", "--out", "x", "--temprature", "1"], ["Did you mean --temperature?"]),
+        (
+            ["pretrain", "simclr", "--out", "x", "--wd", "1", "--tau", "1"],
+            ["mean --weight-decay?", "mean --temperature?"],
+        ),
+        (["pretrain", "simclr", "--out", "x", "--zzz", "1"], ["--zzz: there is no such option.\n"]),
     ],
 )
 def test_an_unknown_option_of_a_command_of_a_command_names_the_nearest(words, said):

@@ -123,6 +123,18 @@ def test_the_papers_settings_are_the_defaults():
     assert resolve(given(data="imagenet100=x")).config.learning_rate == pytest.approx(0.03)
 
 
+@pytest.mark.parametrize(
+    ("epochs", "expected"),
+    [(40, (0.45, 1e-6, 0.97)), (100, (0.45, 1e-6, 0.99)), (300, (0.3, 1e-6, 0.99)), (1000, (0.2, 1.5e-6, 0.996))],
+)
+def test_byol_has_its_settings_by_length_on_imagenet(epochs, expected):
+    given = {"method": "byol", "data": "imagenet", "epochs": epochs}
+    found = resolve(Layer("test", given))
+    assert (found.config.base_lr, found.config.weight_decay, found.config.key_momentum) == expected
+    assert found.origins["base_lr"] == f"byol for {epochs} epochs"
+    assert resolve(Layer("test", given | {"base_lr": 1.0, "epochs": 500})).config.base_lr == 1.0
+
+
 def test_the_learning_rate_follows_the_images_of_a_step_unless_it_is_given():
     assert resolve(given(batch_size=1024)).config.learning_rate == pytest.approx(0.12)
     assert resolve(given(batch_size=1024, lr=0.5)).config.learning_rate == 0.5

@@ -57,6 +57,76 @@ def test_words_that_mean_nothing_are_refused(run):
         antipode.evaluate(trained, protocol="kn", data=data)
 
 
+@pytest.mark.parametrize(
+    ("what", "settings", "said"),
+    [
+        ("run", {"bogus": 1}, "bogus: there is no such setting"),
+        ("run", {"backbone": "resnet18"}, "backbone: given 'resnet18', but .* has 'resnet-tiny'"),
+        ("random", {"image_sise": 32}, "Did you mean image_size"),
+        ("random", {"image_size": 0}, "image_size: given 0"),
+        ("torchvision:resnet18", {"channels": 1}, "are for 3"),
+        ("run", {"batch_size": 0}, "batch_size: given 0"),
+        ("run", {"temperature": float("nan")}, "temperature: nan"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_before_anything_is_computed(run, what, settings, said, monkeypatch):
+    trained, data = run
+    monkeypatch.setattr(subject, "extract", None)
+    with pytest.raises(UsageError, match=said):
+        antipode.evaluate(trained if what == "run" else what, protocol="knn", data=data, **settings)
+
+
+def test_classes_that_only_the_test_images_have_are_refused_before_anything_is_computed(run, tmp_path, monkeypatch):
+    write_images(tmp_path / "train" / "a", 4)
+    write_images(tmp_path / "train" / "b", 4)
+    for name in ("a", "b", "c"):
+        write_images(tmp_path / "val" / name, 2)
+    monkeypatch.setattr(subject, "extract", None)
+    with pytest.raises(UsageError, match="classes that the training images lack"):
+        antipode.evaluate(run[0], protocol="linear", data=tmp_path)
+
+
+def test_one_number_is_a_list_of_one(run):
+    trained, data = run
+    assert antipode.evaluate(trained, protocol="knn", data=data, k=5)["constants"]["k"] == [5]
+    linear = antipode.evaluate(trained, protocol="linear", data=data, lr=1.0, epochs=1)
+    assert linear["constants"]["chosen_lr"] == 1.0
+    with pytest.raises(UsageError, match=r"row \(--as\): 'moc'"):
+        antipode.evaluate(trained, protocol="linear", data=data, row="moc")
+
+
+def test_a_result_is_returned_also_where_it_cannot_be_kept(run, capsys):
+    trained, data = run
+    kept = (trained.path / "results.json").read_text() if (trained.path / "results.json").exists() else "[]"
+    (trained.path / "results.json").write_text("[{")
+    try:
+        result = antipode.evaluate(trained, protocol="knn", data=data, k=5)
+    finally:
+        (trained.path / "results.json").write_text(kept)
+    assert result["value"]["k=5"] >= 0
+    assert "could not be added to" in capsys.readouterr().err
+
+
+def test_a_module_stays_in_its_mode(run):
+    module = load(run[0].path).backbone.train()
+    antipode.evaluate(module, protocol="knn", data=run[1], k=5, image_size=16)
+    assert module.training and all(part.training for part in module.modules())
+
+
+@pytest.mark.parametrize(
+    ("paths", "said"),
+    [
+        ({"neighbours": "sheet.foo"}, "no name of a picture"),
+        ({"neighbours": "no/where/sheet.png"}, "neighbours: .* cannot be written"),
+        ({"out": "no/where/features.npz"}, "out: .* cannot be written"),
+    ],
+)
+def test_places_that_cannot_be_written_are_refused_before_anything_is_computed(run, paths, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(subject, "extract", None)
+    with pytest.raises(UsageError, match=said):
+        antipode.embed(run[0], data=run[1], **{name: tmp_path / path for name, path in paths.items()})
+
+
 def test_embedding_is_backbone_and_head(run):
     trained, data = run
     assert antipode.embed(trained, data=data, features="embedding").features.shape == (81, 128)

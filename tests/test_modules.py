@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from antipode import loading
 from antipode.errors import UsageError
 from antipode.modules.backbones import TINY, StemConv, build_backbone, feature_dim, wide_resnet50
 from antipode.modules.heads import projection_head
@@ -199,6 +200,31 @@ def test_a_function_of_the_users_own_package_is_a_backbone(tmp_path, monkeypatch
     with pytest.raises(UsageError, match="cannot be imported"):
         build_backbone("mine:nothing")
     sys.modules.pop("mine")
+
+
+def test_a_function_that_gives_no_backbone_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("def nothing(): pass\ndef needy(width): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UsageError, match="gave NoneType"):
+        build_backbone("mine:nothing")
+    with pytest.raises(UsageError, match="without arguments"):
+        build_backbone("mine:needy")
+
+
+def test_timm_weights_fit_networks_whose_first_parameter_is_no_convolution(monkeypatch):
+    pytest.importorskip("timm")
+    name = "timm:vit_tiny_patch16_224"
+    source, fresh = build_backbone(name), build_backbone(name)
+    made = []
+
+    def pretrained(name, channels, pretrained):
+        made.append((name, channels, pretrained))
+        return source
+
+    monkeypatch.setattr(loading, "timm_backbone", pretrained)
+    loading.initialise(fresh, name, 3)
+    assert made == [("vit_tiny_patch16_224", 3, True)]
+    assert torch.equal(fresh.patch_embed.proj.weight, source.patch_embed.proj.weight)
 
 
 def test_timm_names_are_taken():

@@ -34,6 +34,13 @@ def test_the_loss_is_cross_entropy_and_the_accuracy_counts_what_is_right():
     assert all(parameter.grad is not None for parameter in method.parameters())
 
 
+def test_more_labels_than_classes_are_refused_and_nothing_is_left(tmp_path):
+    fields = {"data": "shapes=60", "class_count": 5, **SMALL_RUN}
+    with pytest.raises(UsageError, match="class_count: given 5, but the labels of shapes go up to 11"):
+        antipode.pretrain("supervised", out=tmp_path / "run", **fields)
+    assert not (tmp_path / "run").exists()
+
+
 def test_without_data_the_number_of_classes_must_be_given():
     with pytest.raises(UsageError, match="class_count"):
         small()

@@ -136,12 +136,9 @@ def of_synthetic(asked: Asked, mixing: Mixing, lot: Tensor, rows: Tensor) -> dic
     query, key, negatives, tau = asked.query, asked.key, asked.negatives, asked.temperature
     made = synthesise(query, negatives, mixing, temperature=tau, lot=lot, rows=rows, key=key, allowed=asked.met)
     real = scores(query, negatives, tau).masked_fill(~asked.met, NOTHING)
-    found = {
-        "proxy_synthetic": 100 * proxy_accuracy((query * key).sum(1) / tau, real, made.scores),
-        "highest_negative": highest_score(real),
-        "highest_pair": highest_score(made.pairs),
-        "highest_with_query": highest_score(made.with_query),
-    }
+    kinds = {"negative": real, "pair": made.pairs, "with_query": made.with_query}
+    found = {f"highest_{kind}": highest_score(those) for kind, those in kinds.items() if those.shape[1]}
+    found["proxy_synthetic"] = 100 * proxy_accuracy((query * key).sum(1) / tau, real, made.scores)
     if asked.labels is not None:
         one, both = false_parents(made, *asked.labels)
         found |= {"one_false": 100 * one, "both_false": 100 * both}

@@ -15,6 +15,23 @@ from antipode.cli import analyse, data, doctor, judge, pretrain, study
 from antipode.cli.command import Parser
 from antipode.errors import AntipodeError, UsageError, nearest
 
+CALLED_ELSEWHERE = {
+    "wd": "weight-decay",
+    "tau": "temperature",
+    "learning-rate": "lr",
+    "arch": "backbone",
+    "model": "backbone",
+    "bs": "batch-size",
+    "b": "batch-size",
+    "gpu": "device",
+    "num-workers": "workers",
+    "j": "workers",
+    "output": "out",
+    "output-dir": "out",
+    "amp": "precision",
+    "dataset": "data",
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status is 0, 2 for a mistake in what was asked, 1 for a failure on the way."""
@@ -63,11 +80,18 @@ def refuse_unknown(parser: argparse.ArgumentParser, words: list[str], unknown: l
     command = named_command(parser, words)
     known = [option for action in command._actions for option in action.option_strings]
     options = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-    lines = [f"{option}: there is no such option.{nearest(option, known)}" for option in options]
+    lines = [f"{option}: there is no such option.{meant(option, known)}" for option in options]
     if not lines:
         data = " Did you mean --data {}?" if "--data" in known and "--data" not in words else ""
         lines = [f"{word!r}: nothing takes this word.{data.format(word)}" for word in unknown]
     raise UsageError("\n".join([*lines, f"`{command.prog} --help` lists what there is."]))
+
+
+def meant(option: str, known: list[str]) -> str:
+    """The option that is called so elsewhere, or whose name is near."""
+    word, names = option.lstrip("-"), [name.lstrip("-") for name in known if name.startswith("--")]
+    other = CALLED_ELSEWHERE.get(word)
+    return f" Did you mean --{other}?" if other in names else nearest(word, names).replace("mean ", "mean --")
 
 
 def named_command(parser: argparse.ArgumentParser, words: list[str]) -> argparse.ArgumentParser:

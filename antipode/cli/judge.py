@@ -38,10 +38,10 @@ def add_backbone(command: argparse.ArgumentParser) -> None:
         "--max-broken", type=float, metavar="SHARE", help="unreadable images that may be skipped (default: the run's)"
     )
     group = command.add_argument_group("what is not known of weights that are no run")
-    group.add_argument("--backbone", default="resnet50", help="architecture (default: resnet50)")
-    group.add_argument("--stem", choices=("imagenet", "small"), default="imagenet", help="of a ResNet")
-    group.add_argument("--image-size", type=int, default=224, metavar="S", help="input size (default: 224)")
-    group.add_argument("--channels", type=int, default=3, metavar="C", help="input channels (default: 3)")
+    group.add_argument("--backbone", help="architecture (default: resnet50)")
+    group.add_argument("--stem", choices=("imagenet", "small"), help="of a ResNet (default: imagenet)")
+    group.add_argument("--image-size", type=int, metavar="S", help="input size (default: 224)")
+    group.add_argument("--channels", type=int, metavar="C", help="input channels (default: 3)")
 
 
 def numbers(text: str) -> list[float]:

@@ -9,6 +9,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from antipode.cli.command import add_command
 
 
+class OnlyOnce(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if getattr(namespace, self.dest, values) != values:
+            parser.error(f"{self.dest}: given are {getattr(namespace, self.dest)} and {values}; one is enough")
+        setattr(namespace, self.dest, values)
+
+
 def add_commands(commands: Any) -> None:
     from antipode.config.families import SECTIONS
 
@@ -25,8 +32,9 @@ def add_commands(commands: Any) -> None:
         "  antipode pretrain --out runs/c --resume --epochs 200\n",
     )
     method: dict[str, Any] = {"default": argparse.SUPPRESS, "metavar": "METHOD"}
-    command.add_argument("method", nargs="?", help="see `antipode methods`", **method)
-    command.add_argument("--method", help=argparse.SUPPRESS, **method)  # the field's name, as for all others
+    command.add_argument("method", nargs="?", help="see `antipode methods`", action=OnlyOnce, **method)
+    # The field's name, as for all others. Of two methods the last would win, unsaid.
+    command.add_argument("--method", help=argparse.SUPPRESS, action=OnlyOnce, **method)
     command.add_argument("--out", required=True, metavar="RUN", help="the folder of the run")
     command.add_argument("--config", metavar="FILE", help="a TOML or JSON file of fields")
     command.add_argument("--resume", action="store_true", help="continue the run in RUN; start it if there is none")

@@ -31,6 +31,7 @@ def two_numbers(value: Any) -> Any:
 Range = Annotated[tuple[float, float], BeforeValidator(two_numbers)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(split_commas)]
 Epochs = Annotated[tuple[Count, ...], BeforeValidator(split_commas)]
+Places = Annotated[tuple[Positive, ...], BeforeValidator(split_commas)]
 Norm = Literal["batch", "layer", "group", "standardised"]
 Names = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
 
@@ -152,7 +153,9 @@ class JointFields(Section):
         "joint", description="each: a term for each key; repeated: the same as a batch as many times larger"
     )
     key_chunks: Count | None = Field(
-        None, description="passes in which keys are encoded; default: as many as leave the groups of the norms whole"
+        None,
+        description="passes in which keys are encoded (with bn_groups 1 each has statistics of its own); "
+        "default: as many as leave the groups of the norms whole",
     )
 
 
@@ -213,7 +216,7 @@ class OptimisationFields(Section):
         None, description="decay biases and norms too, and with lars adapt their rate; default: unless it is lars"
     )
     lr_schedule: Literal["cosine", "step", "constant"] = Field("cosine", description="shape of the learning rate")
-    lr_drops: Numbers = Field(
+    lr_drops: Places = Field(
         (0.6, 0.8), description="where step multiplies by 0.1: epochs, or shares of the run below 1"
     )
     lr_update: Literal["epoch", "step"] = Field("epoch", description="how often the learning rate changes")

@@ -115,6 +115,15 @@ RECIPES: dict[str, dict[str, Patch]] = {
         "msbreg": {**small_views("msbreg"), **SMALL_MSBREG, "hidden": 256, "dim": 64},
     },
 }
+# What BYOL's authors took on ImageNet for runs of so many epochs (40: the momentum alone is known).
+BY_LENGTH: dict[tuple[str, str], dict[int, Patch]] = {
+    ("imagenet", "byol"): {
+        40: {"base_lr": 0.45, "weight_decay": 1e-6, "key_momentum": 0.97},
+        100: {"base_lr": 0.45, "weight_decay": 1e-6, "key_momentum": 0.99},
+        300: {"base_lr": 0.3, "weight_decay": 1e-6, "key_momentum": 0.99},
+        1000: {"base_lr": 0.2, "weight_decay": 1.5e-6, "key_momentum": 0.996},
+    }
+}
 for _long in ("simclr", "simo", "byol", "msbreg"):  # a warm-up of ten epochs is a third of the run
     RECIPES["shapes"][_long] |= {"warmup_epochs": 2}
 RECIPES["cifar100"] = {**RECIPES["cifar10"], "*": {**RECIPES["cifar10"]["*"], "normalise": "cifar100"}}

@@ -7,6 +7,7 @@ is allowed and the nearest name; all mistakes are told at once.
 from __future__ import annotations
 
 import json
+import math
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 from antipode.config.catalogue import METHODS, NORMALISATIONS, Patch, combined, disputes, family_of
 from antipode.config.families import FAMILIES, FIELDS, Config, ContrastiveConfig, families_of
 from antipode.config.idle import idle_notes
-from antipode.config.recipes import RECIPES
+from antipode.config.recipes import BY_LENGTH, RECIPES
 from antipode.config.sizing import Facts, sized
 from antipode.errors import UsageError, check_word, nearest
 from antipode.modules.names import check_backbone
@@ -153,6 +154,10 @@ def resolve(given: Layer, *, file: Layer | None = None, facts: Facts | None = No
         return validate(merge([*layers, *user])[0], provisional)
 
     config = laid()
+    if presets := BY_LENGTH.get((recipe or "", method)):
+        length = min(presets, key=lambda epochs: abs(math.log(epochs / config.epochs)))
+        layers.append(Layer(f"{method} for {length} epochs", presets[length]))
+        config = laid()
     if recipe is None and facts is not None:
         origin = f"sized for {facts.count:,} images of {facts.side} pixels on {'CUDA' if facts.cuda else 'a CPU'}"
         sizes = sized(facts, own, {name: getattr(config, name) for name in named})
@@ -190,7 +195,8 @@ def validate(values: dict[str, Any], provisional: bool = False) -> Config:
         config = FAMILIES[family_of(method)].model_validate(values, context="provisional" if provisional else None)
     except ValidationError as error:
         raise UsageError(explain(error, method)) from None
-    check_word("views", config.views, [*VIEWS, *POLICIES, "custom"])
+    if config.views != "custom":
+        check_word("views", config.views, [*VIEWS, *POLICIES])
     check_word("normalise", config.normalise, ["computed", *NORMALISATIONS])
     check_backbone(config.backbone)
     normalisation(config)

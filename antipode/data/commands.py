@@ -55,6 +55,9 @@ def preview(
 ) -> None:
     """A contact sheet: each row an image and `count` of its views."""
     check_word("views", views, [*VIEWS, *POLICIES])
+    for field, number in (("images", images), ("count", count)):
+        if number < 1:
+            raise UsageError(f"{field}: given {number}; it must be at least 1.")
     source = open_images(data, "train", holdout=0.0)
     chosen = torch.randperm(len(source), generator=generator(seed, "preview"))[:images]
     _, canvas = next(Loader(source, resident=False).batches([chosen]))

@@ -54,8 +54,16 @@ def from_dataset(dataset: Dataset[Any]) -> Images:
         names=[f"{index}" for index in range(count)],
         labels=labels,
         classes=None if labels is None else _classes(dataset, labels),
-        read=lambda index: as_array(_image_of(dataset[index])),
+        read=lambda index: as_array(_image_of(_item(dataset, index))),
     )
+
+
+def _item(dataset: Dataset[Any], index: int) -> Any:
+    """What the data set gives. What it raises is said of the image, which is then counted as broken."""
+    try:
+        return dataset[index]
+    except Exception as problem:
+        raise BrokenImage(f"{type(problem).__name__}: {problem}") from problem
 
 
 def as_array(image: object) -> np.ndarray:

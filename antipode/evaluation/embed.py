@@ -16,7 +16,7 @@ from antipode.data.source import Data, Images, open_images, open_splits
 from antipode.data.subsets import keep_classes
 from antipode.devices import memory_errors, pick_device
 from antipode.errors import UsageError
-from antipode.evaluation.embedding import check_path, near_duplicates, neighbour_sheet, save_features
+from antipode.evaluation.embedding import check_path, check_picture, near_duplicates, neighbour_sheet, save_features
 from antipode.evaluation.evaluate import MEMORY_ADVICE, check_features, division
 from antipode.evaluation.subject import Subject
 from antipode.loading import Spec, load
@@ -57,6 +57,8 @@ def embed(
     """
     if out is not None:
         check_path(out)
+    if neighbours is not None:
+        check_picture(neighbours)
     if duplicates is not None and not 0 < duplicates <= 1:
         raise UsageError(f"duplicates: given {duplicates}; a cosine above 0 and up to 1 is allowed, e.g. 0.98.")
     check_features(features)

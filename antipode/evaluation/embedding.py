@@ -37,6 +37,21 @@ def check_path(path: str | os.PathLike[str]) -> None:
             import pyarrow.parquet  # noqa: F401
         except ImportError:
             raise UsageError("out: parquet needs pyarrow. Install it: pip install antipode[parquet]") from None
+    check_folder("out", path)
+
+
+def check_picture(path: str | os.PathLike[str]) -> None:
+    """The same for a picture."""
+    known = Image.registered_extensions()
+    if known.get(Path(path).suffix.lower()) not in Image.SAVE:
+        raise UsageError(f"neighbours: {path} is no name of a picture; .png and .jpg are.")
+    check_folder("neighbours", path)
+
+
+def check_folder(field: str, path: str | os.PathLike[str]) -> None:
+    folder = Path(path).absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{field}: {path} cannot be written: {folder} is no folder that may be written to.")
 
 
 def save_features(

@@ -17,7 +17,7 @@ from antipode.errors import UsageError, check_word
 from antipode.evaluation.protocols import JUDGES
 from antipode.evaluation.subject import Subject
 from antipode.loading import Loaded, Spec, load
-from antipode.terminal import bars
+from antipode.terminal import bars, warn
 
 MEMORY_ADVICE = "Lower --batch-size, or --image-size for what is no run."
 
@@ -34,13 +34,13 @@ def evaluate(
     classes: Sequence[str] | None = None,
     max_broken: float | None = None,
     seed: int = 0,
-    k: Sequence[int] | None = None,
+    k: int | Sequence[int] | None = None,
     temperature: float | None = None,
     row: str | None = None,
-    lr: Sequence[float] | None = None,
+    lr: float | Sequence[float] | None = None,
     epochs: int | None = None,
     augment: bool | None = None,
-    encoder_lr: Sequence[float] | None = None,
+    encoder_lr: float | Sequence[float] | None = None,
     fraction: float | None = None,
     labelled: str | os.PathLike[str] | None = None,
     **architecture: Any,
@@ -61,8 +61,8 @@ def evaluate(
     check_word("protocol", protocol, JUDGES)
     check_features(features)
     settings = {
-        "k": k, "temperature": temperature, "row": row, "lr": lr, "epochs": epochs, "augment": augment,
-        "encoder_lr": encoder_lr, "fraction": fraction, "labelled": labelled,
+        "k": several(k), "temperature": temperature, "row": row, "lr": several(lr), "epochs": epochs,
+        "augment": augment, "encoder_lr": several(encoder_lr), "fraction": fraction, "labelled": labelled,
     }  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}
     judge = JUDGES[protocol]
@@ -89,8 +89,16 @@ def evaluate(
         **({"broken": broken} if broken else {}),
     }
     if loaded.run is not None:
-        loaded.run.add_result(result)
+        try:
+            loaded.run.add_result(result)
+        except (OSError, ValueError) as error:  # what was found out is not lost for it
+            warn(f"results.json of {loaded.run.path} could not be added to: {error}")
     return result
+
+
+def several(value: Any) -> Any:
+    """One number is a list of one."""
+    return [value] if isinstance(value, int | float) else value
 
 
 def refuse_others(protocol: str, judge: Callable[..., Any], given: dict[str, Any]) -> None:

@@ -25,6 +25,11 @@ BANK_AT_ONCE = 16384
 BLOCKS_HELD = 32  # blocks of queries that are on the device at once: the bank passes by once for all of them
 
 
+def check_temperature(temperature: float) -> None:
+    if not temperature > 0:
+        raise UsageError(f"temperature: {temperature} was given; it must be above 0 (0.07 and 0.1 are usual).")
+
+
 def knn(
     bank: Tensor | np.ndarray,
     bank_labels: Tensor | np.ndarray | None,
@@ -46,8 +51,7 @@ def knn(
     ks = sorted(set(k))
     if not ks or ks[0] < 1:
         raise UsageError(f"k: {tuple(k)} was given; one or more whole numbers from 1 to {len(bank)} are allowed.")
-    if temperature <= 0:
-        raise UsageError(f"temperature: {temperature} was given; it must be above 0 (0.07 and 0.1 are usual).")
+    check_temperature(temperature)
     scores, indices = neighbours(bank, queries, ks[-1], chunk=chunk, device=device)
     if not scores.isfinite().all():  # NaN is the nearest of all, so it shows
         require_finite(_sums(bank, chunk[1]), "the training images")

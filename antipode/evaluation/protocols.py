@@ -16,9 +16,10 @@ import numpy as np
 from antipode.data.images import Images
 from antipode.errors import UsageError, check_word
 from antipode.evaluation.finetune import FINE_TUNING, FineTuning
-from antipode.evaluation.inputs import class_marks
+from antipode.evaluation.inputs import class_marks, class_numbers
+from antipode.evaluation.knn import check_temperature
 from antipode.evaluation.labelled import listed_part, stratified_fraction
-from antipode.evaluation.linear import PROTOCOLS, LinearProtocol
+from antipode.evaluation.linear import PROTOCOLS, LinearProtocol, count_classes
 from antipode.evaluation.subject import Split, Subject
 from antipode.evaluation.svm import SvmProtocol, check_marks, require_scikit_learn, svm
 
@@ -49,6 +50,7 @@ def judge_knn(
     """k: None for the usual ones, or what the images allow."""
     if k is not None and (not k or min(k) < 1 or max(k) > len(train)):
         raise UsageError(f"k: {list(k)} was given; with {len(train)} images to search, 1 to {len(train)} is allowed.")
+    check_temperature(temperature)
     bank, queries = subject.classified(train, "training"), subject.classified(test, "test")
     accuracies = subject.knn(bank, queries, k, temperature)
     value = {f"k={number}": accuracy for number, accuracy in accuracies.items()}
@@ -69,6 +71,7 @@ def judge_linear(
     """augment: the faithful form, with fresh views in every epoch."""
     rules = adapted(PROTOCOLS, row, lr, epochs)
     known, asked = subject.classified(train, "training"), subject.classified(test, "test")
+    count_classes(*(class_numbers(split.images.labels, split.images.name) for split in (known, asked)))
     chosen = subject.linear(known, asked, rules, seed, augment).chosen
     constants = {**asdict(rules), "row": row, "augment": augment, "chosen_lr": chosen.lr}
     return Verdict(tops(chosen.top1, chosen.top5), constants, known, asked)
@@ -190,7 +193,7 @@ def tops(top1: float, top5: float | None) -> dict[str, float]:
 
 def adapted(rows: dict[str, Rules], row: str, lr: Sequence[float] | None, epochs: int | None) -> Rules:
     """A row with other rates, or with another length at which the drops keep their places."""
-    check_word("as", row, rows)
+    check_word("row (--as)", row, rows)
     rules = rows[row]
     if epochs is not None:
         if epochs < 1:
@@ -209,8 +212,6 @@ def positive(field: str, rates: Sequence[float], or_zero: bool = False) -> tuple
 
 def per_batch(rules: FineTuning, batch_size: int) -> FineTuning:
     """The row for steps of another number of images: the rates are in proportion to it."""
-    if batch_size < 1:
-        raise UsageError(f"batch_size: given {batch_size}; it must be at least 1.")
     scale = batch_size / rules.batch_size
     lr, encoder_lr = (tuple(scale * rate for rate in rates) for rates in (rules.lr, rules.encoder_lr))
     return replace(rules, batch_size=batch_size, lr=lr, encoder_lr=encoder_lr)

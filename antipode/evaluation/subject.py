@@ -14,6 +14,7 @@ from antipode.data.machine import free_memory
 from antipode.data.sharing import loader as loader_of
 from antipode.data.source import Images
 from antipode.devices import pick_precision
+from antipode.errors import UsageError
 from antipode.evaluation.features import AugmentedFeatures, CachedFeatures, extract
 from antipode.evaluation.finetune import FineTuned, FineTuning, finetune
 from antipode.evaluation.inputs import class_numbers, usable_rows
@@ -44,6 +45,10 @@ class Subject:
     batch_size: int | None
     progress: MakeProgress
     max_broken: float | None = None  # None: the run's own
+
+    def __post_init__(self) -> None:
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UsageError(f"batch_size: given {self.batch_size}; it must be at least 1.")
 
     @property
     def precision(self) -> str:

@@ -125,7 +125,7 @@ def build_backbone(
     if name.startswith("timm:"):
         return timm_backbone(name.removeprefix("timm:"), channels)
     if name not in BUILT_IN:
-        return imported(name)()
+        return called(imported(name), name)
     if name == TINY:
         backbone: nn.Module = TinyResNet(channels)
     elif name in WIDE:
@@ -168,6 +168,16 @@ def imported(name: str) -> Callable[[], nn.Module]:
         raise UsageError(
             f"backbone: {name!r} cannot be imported: {error}. Write it as package.module:function."
         ) from error
+
+
+def called(make: Callable[[], nn.Module], name: str) -> nn.Module:
+    try:
+        backbone = make()
+    except TypeError as error:
+        raise UsageError(f"backbone: {name} could not be called without arguments: {error}") from error
+    if not isinstance(backbone, nn.Module):
+        raise UsageError(f"backbone: {name} gave {type(backbone).__name__}; a torch module is needed.")
+    return backbone
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from antipode.errors import UsageError
+from antipode.errors import UsageError, check_word
 
 # Stands for the score of a negative that does not count. Finite, so that a query without any negative has a
 # gradient of zero and not of NaN; exp of it is zero in every floating type.
@@ -141,6 +141,11 @@ def info_nce(
     fused: take the negatives in one pass that never holds their (N, K) scores. It needs CUDA, and shared negatives
     without gradient; None takes it where it pays. It reads bfloat16 negatives as they are, which is fastest.
     """
+    if alpha is not None and not alpha > 0:
+        raise UsageError(f"alpha: given {alpha}; it must be greater than 0.")
+    if not temperature > 0:
+        raise UsageError(f"temperature: given {temperature}; it must be greater than 0.")
+    check_word("alpha_on", alpha_on, ("all", "real"))
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     if fused is None:
         fused = fused_pays(query, negatives)

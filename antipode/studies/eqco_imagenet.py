@@ -5,6 +5,8 @@ The figures come without their values: they have a grid and claims, and only the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from antipode.studies.claims import above, no_worse
 from antipode.studies.eqco import PAPER
 from antipode.studies.pretraining import Pretraining
@@ -164,24 +166,61 @@ EQCO_CLAIMS = (
 )
 
 
-def figure(number: str, method: str, ks: tuple[int, ...], alpha: int, **fields: object) -> Study:
+MORE = "with alpha 4096"  # SimCLR's one point beyond its batch
+
+
+def figure(
+    number: str,
+    method: str,
+    ks: tuple[int, ...],
+    alpha: int,
+    papers: Mapping[tuple[object, int], float] | None = None,
+    more: tuple[Cell, ...] = (),
+    claims: tuple[Claim, ...] = EQCO_CLAIMS,
+    **fields: object,
+) -> Study:
+    """papers: what the text has, by whether with EqCo and K."""
+    known = papers or {}
+    cells = (
+        *(
+            Cell({"eqco": eqco, "k": k}, known.get((eqco, k)), {"negatives": k, "alpha": alpha if eqco else None})
+            for eqco in (False, True)
+            for k in ks
+        ),
+        *more,
+    )
     return Study(
         id=f"eqco/figure-{number}",
         title=f"{method} with and without EqCo (alpha {alpha}) over the number of negatives",
         paper=PAPER,
-        needs=needs(2 * len(ks)),
+        needs=needs(len(cells)),
         quantity=QUANTITY,
         columns="k",
         runner=judged(method, **fields),
-        cells=tuple(
-            Cell({"eqco": eqco, "k": k}, None, {"negatives": k, "alpha": alpha if eqco else None})
-            for eqco in (False, True)
-            for k in ks
-        ),
-        claims=EQCO_CLAIMS,
+        cells=cells,
+        claims=claims,
         over="k",
     )
 
+
+def closes_the_gap(table: Table) -> tuple[bool, str]:
+    """The paper: "from 6.1% decrease to 0.2%"."""
+    plain, eqco = ([table.row(eqco=on, k=k)[0] for k in (65536, 256)] for on in (False, True))
+    lost, still = plain[0] - plain[1], eqco[0] - eqco[1]
+    return lost > 3.0 and still < 1.0, f"256 negatives lose {lost:.1f} points without EqCo and {still:.1f} with it"
+
+
+FIGURE_3A = figure("3a", "moco-v2", KS, 65536)
+FIGURE_3A_V1 = figure(
+    "3a-v1", "moco-v1", KS, 65536, claims=(*EQCO_CLAIMS, Claim("EqCo closes the gap from 65536 to 256", closes_the_gap))
+)
+FIGURE_3B = figure(
+    "3b", "simclr", (16, 64, 256), 256, {(False, 256): 62.0, (True, 256): 62.0},
+    more=(Cell({"eqco": MORE, "k": 256}, 65.3, {"negatives": 256, "alpha": 4096}),),
+    claims=(*EQCO_CLAIMS, above("a larger alpha is better still", {"eqco": MORE}, {"eqco": True, "k": 256})),
+    both_views=False, **SGD,
+)  # fmt: skip
+FIGURE_4 = figure("4", "simo", (4, 16, 64, 256), 256, {(True, 16): 68.1, (True, 256): 68.0, (False, 256): 68.0})
 
 STUDIES = (
     TABLE_1,
@@ -190,7 +229,8 @@ STUDIES = (
     TABLE_4,
     TABLE_6,
     TABLE_7,
-    figure("3a", "moco-v2", KS, 65536),
-    figure("3b", "simclr", (16, 64, 256), 256, both_views=False, **SGD),
-    figure("4", "simo", (4, 16, 64, 256), 256),
+    FIGURE_3A,
+    FIGURE_3A_V1,
+    FIGURE_3B,
+    FIGURE_4,
 )

@@ -131,10 +131,14 @@ def prepare(
     if not exists and resolved.config.recipe is None:
         facts = Facts(len(images), median_side(images, resolved.config), device.type == "cuda")
         resolved = resolve(given, file=file, facts=facts)
-    if isinstance(resolved.config, SupervisedConfig) and resolved.config.class_count is None:
+    if isinstance(resolved.config, SupervisedConfig):
         assert images.labels is not None
-        count = len(images.classes) if images.classes else int(images.labels.max()) + 1
-        resolved = settled(resolved, {"class_count": count}, "the data's labels")
+        highest, asked = int(images.labels.max()) + 1, resolved.config.class_count
+        if asked is None:
+            count = len(images.classes) if images.classes else highest
+            resolved = settled(resolved, {"class_count": count}, "the data's labels")
+        elif asked < highest:
+            raise UsageError(f"class_count: given {asked}, but the labels of {images.name} go up to {highest - 1}.")
     config = resolved.config
     shares = world() * config.accumulate
     if config.batch_size % shares:

@@ -19,7 +19,7 @@ from antipode.config.resolve import Layer, read_file
 from antipode.data.broken import describe
 from antipode.devices import memory_errors as out_of_memory
 from antipode.distributed import barrier, process_group, rank, world
-from antipode.errors import AntipodeError
+from antipode.errors import AntipodeError, UsageError
 from antipode.loading import initialise
 from antipode.methods.build import build_method
 from antipode.methods.method import Method
@@ -70,6 +70,7 @@ def pretrain(
 def train(prepared: Prepared, run: Run, backbone: nn.Module | None = None, views: CustomView | None = None) -> Run:
     """Everything from the open data to the last word of the run. What can be refused is refused before it is read.
     Of several ranks the first writes and speaks."""
+    refuse_absent_views(prepared, views)
     barrier()  # all have seen the folder as it was before the first writes to it
     with memory_errors(prepared):
         method = build(prepared, backbone)
@@ -152,7 +153,7 @@ def build(prepared: Prepared, backbone: nn.Module | None = None) -> Method:
     if config.accumulate > 1:
         method.split(config.accumulate)
     if config.init and not prepared.done:
-        initialise(method.backbone, config.init)
+        initialise(method.backbone, config.init, config.channels)
         if method.slow is not None:
             method.slow.load_state_dict(method.online.state_dict())
     return method.to(device=prepared.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -168,9 +169,15 @@ def untrained(prepared: Prepared) -> nn.Module | None:
 
 def check(prepared: Prepared) -> None:
     """Refuse what `train` would refuse before it reads the images."""
+    refuse_absent_views(prepared, None)
     build(prepared)
     if prepared.config.knn_every:
         OnlineKNN(prepared)
+
+
+def refuse_absent_views(prepared: Prepared, views: CustomView | None) -> None:
+    if prepared.config.views == "custom" and views is None:
+        raise UsageError("views: custom views are a function: give it from Python, antipode.pretrain(views=...).")
 
 
 @contextmanager
