@@ -15,6 +15,7 @@ from antipode.data.canvas import Canvas
 from antipode.data.decode import BrokenImage
 from antipode.data.images import Images
 from antipode.data.loader import Loader, channel_statistics
+from antipode.data.python_data import from_array
 from antipode.data.sharing import keep_decoded
 from antipode.data.sharing import loader as loader_of
 from antipode.errors import AntipodeError
@@ -224,6 +225,14 @@ def test_batches_reach_the_gpu(form):
     ):
         assert canvas.device.type == "cuda" and torch.equal(indices, same)
         assert_shows(canvas, [reference.image(n) for n in range(len(reference))])
+
+
+def test_one_size_is_known_of_resident_images_alone():
+    images = from_array(np.zeros((3, 4, 5, 3), np.uint8))
+    assert loader_of(images, resident=True).one_size
+    assert not loader_of(images, resident=False).one_size
+    ragged = Images("ragged", ["a", "b"], None, None, lambda index: np.zeros((4 + index, 5, 3), np.uint8))
+    assert not loader_of(ragged, resident=True).one_size
 
 
 def test_images_that_are_kept_are_decoded_once_for_all_who_ask_for_the_same():

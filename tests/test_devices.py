@@ -33,6 +33,12 @@ def test_devices_by_name():
         pick_device("cuda:99")
 
 
+def test_several_processes_have_a_card_each(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="cuda:0 to several processes"):
+        pick_device("cuda:0")
+
+
 @pytest.mark.gpu
 def test_a_card_that_is_named_becomes_the_current_one():
     assert pick_device("auto") == pick_device("cuda") == torch.device("cuda")

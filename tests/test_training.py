@@ -221,6 +221,18 @@ def test_a_run_on_cuda_stops_and_resumes(optimizer, tmp_path):
     assert last["epoch"] == 4 and last["memory_mib"] > 0
 
 
+@pytest.mark.gpu
+def test_a_second_phase_is_recorded_too(tmp_path):
+    """MoCHi's first epoch has no mixtures: another step than that of the others."""
+    fields = SMALL | {"device": "cuda", "precision": "fp32", "lr": 1e-3, "epochs": 3}
+    fields |= {"mixing_warmup": 1, "hardest": 16, "pairs": 8, "with_query": 4}
+    losses = []
+    for record in (False, True):
+        run = antipode.pretrain("mochi", data=pictures(), out=tmp_path / str(record), record=record, **fields)
+        losses.append([json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()])
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
 def test_no_placeholder_is_left_in_the_documentation():
     for path in ("README.md", "docs/guide.md", "docs/design.md", "docs/speed.md", "CHANGELOG.md"):
         with open(path) as file:

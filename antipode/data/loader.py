@@ -71,6 +71,12 @@ class Loader:
         """Name -> reason of the broken images met so far."""
         return self._broken.reasons()
 
+    @property
+    def one_size(self) -> bool:
+        """Whether all images are known to be of one size."""
+        sides = (self._canvas.heights, self._canvas.widths) if self.resident else ()
+        return self.resident and all(bool((side == side[0]).all()) for side in sides)
+
     def batches(self, batches: Iterable[Tensor]) -> Iterator[tuple[Tensor, Canvas]]:
         """For each (n,) tensor of indices: the indices delivered, (n,) int64, and their canvas on the device."""
         return self._select(batches) if self.resident else self._stream(batches)

@@ -198,7 +198,7 @@ def train_linear(
     for epoch in range(protocol.epochs):
         now = rates * protocol.factor(epoch)
         for features, labels in batches(epoch):
-            sgd_step(layers, momenta, features.to(device), labels.to(device), now, protocol)
+            sgd_step(layers, momenta, features.to(device), labels.to(device, non_blocking=True), now, protocol)
         if progress:
             progress(epoch + 1)
     return layers

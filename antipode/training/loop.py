@@ -207,6 +207,7 @@ class Training:
         inputs = {name: send(tensor, self.device) for name, tensor in drawn.items()}
         phase = self.method.phase(moment)
         if self.record and phase != self.recorded_phase:
+            self.take_step = self.plain_step  # the memory of what was recorded before is free for what comes
             self.take_step = RecordedStep(self.plain_step, views, inputs)
             self.recorded_phase = phase
         step = self.take_step(views, inputs, self.learning_rate(self.step))
@@ -243,7 +244,7 @@ class Training:
             self.average_statistics()
             try:
                 record |= online()
-            except AntipodeError as error:  # a run must not die of being looked at
+            except (AntipodeError, torch.OutOfMemoryError) as error:  # a run must not die of being looked at
                 listener.warn(f"online k-NN failed: {error}")
         if log is None:
             return

@@ -32,7 +32,8 @@ from antipode.training.run import Run
 from antipode.training.step import compile_networks
 from antipode.training.summary import OnlineKNN, summarise
 
-STEPS_THAT_PAY = 4000  # compiling costs a minute or two and saves about a third of a step
+STEPS_THAT_PAY = 4000  # compiling costs a minute or two and saves about a third of a step,
+GROUPED_STEPS_THAT_PAY = 2000  # two thirds where norms have groups
 
 
 def pretrain(
@@ -114,7 +115,7 @@ def learn(
     if fast.compile:
         compile_networks(method)
         terminal.say("compiling: the first step takes a minute or two, less where the cache knows it")
-    make_views = make_views_of(config, method.views, views, compiled=fast.compile and loader.resident)
+    make_views = make_views_of(config, method.views, views, compiled=fast.compile and loader.one_size)
     with terminal, stop_on_signals() as should_stop:
         look = None if online is None else partial(online.measure, loader, method)
         training.train(loader, make_views, terminal, should_stop, look)
@@ -125,7 +126,7 @@ def learn(
     try:
         before = None if custom else untrained(prepared)
         summarise(run, prepared, method.backbone, before, make_views_of(config, 2, views), terminal)
-    except (AntipodeError, OSError) as error:  # the run itself is whole
+    except (AntipodeError, OSError, torch.OutOfMemoryError) as error:  # the run itself is whole
         terminal.warn(f"summary: it could not be made: {error}")
 
 
@@ -139,9 +140,10 @@ def choose_speed(prepared: Prepared, steps: int, custom: bool) -> Speed:
     What ranks say to each other is not recorded."""
     config, cuda = prepared.config, prepared.device.type == "cuda"
     known = cuda and not custom and config.backbone in BUILT_IN
+    pays = GROUPED_STEPS_THAT_PAY if config.bn_groups > world() else STEPS_THAT_PAY
     recordable = cuda and world() == 1 and prepared.precision != "fp16" and not config.needs_the_host
     return Speed(
-        compile=known and steps >= STEPS_THAT_PAY if config.compile is None else config.compile,
+        compile=known and steps >= pays if config.compile is None else config.compile,
         record=recordable and (known if config.record is None else config.record),
     )
 

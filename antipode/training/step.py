@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -120,6 +121,10 @@ class RecordedStep:
     """
 
     def __init__(self, plain: PlainStep, views: list[Tensor], inputs: Inputs) -> None:
+        with torch.cuda.device(views[0].device):
+            self.record(plain, views, inputs)
+
+    def record(self, plain: PlainStep, views: list[Tensor], inputs: Inputs) -> None:
         self.plain = plain
         self.views = [view.clone(memory_format=torch.preserve_format) for view in views]
         self.inputs = {name: tensor.clone() for name, tensor in inputs.items()}
@@ -133,8 +138,9 @@ class RecordedStep:
         plain.optimizer.zero_grad(set_to_none=True)
         self.graph = torch.cuda.CUDAGraph()
         # Only this thread is recorded: others load images meanwhile.
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.step = plain.take(self.views, self.inputs)
+        with torch.cuda.graph(self.graph, stream=side, capture_error_mode="thread_local"):
+            step = plain.take(self.views, self.inputs)
+        self.step = replace(step, loss=step.loss.detach())  # the graph of autograd has done its part
         for name, tensor in plain.state().items():
             if name in before:
                 tensor.copy_(before[name])

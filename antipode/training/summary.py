@@ -51,12 +51,12 @@ class OnlineKNN:
 
     def measure(self, loader: Loader, method: Method) -> dict[str, float]:
         """loader: of the training images. Each rank makes its share of the features, and the first searches them."""
-        failure: AntipodeError | None = None
+        failure: Exception | None = None
         try:
             self.query_loader = self.query_loader or self.prepared.loader(self.queries)
             known = self.prepared.features(method.backbone, loader, my_share(self.bank))
             asked = self.prepared.features(method.backbone, self.query_loader, torch.arange(len(self.queries)))
-        except AntipodeError as error:
+        except (AntipodeError, torch.OutOfMemoryError) as error:
             failure = error
         (failed,) = any_rank(failure is not None)  # or the others would wait for the features of this one
         if failed:
