@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from antipode.distributed import launched, local_rank
 from antipode.errors import AntipodeError, UsageError
+
+TRITON = find_spec("triton") is not None
 
 
 def pick_device(name: str) -> torch.device:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from antipode.errors import UsageError
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -27,6 +29,13 @@ def replacing(path: Path) -> Iterator[Path]:
             os.close(folder)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def refuse_unwritable(field: str, path: Path, folder: Path) -> None:
+    """Tell before hours of work, not after, that `path` cannot be written in `folder`, which may have to be made."""
+    place = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise UsageError(f"{field}: {path} cannot be written: {place} is no folder that may be written to.")
 
 
 def write_text(path: Path, text: str) -> None:

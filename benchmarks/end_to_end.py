@@ -22,11 +22,11 @@ from torch import nn
 import antipode
 from antipode.config.resolve import Config
 from antipode.data.decode import decode
-from antipode.data.images import Images
+from antipode.data.images import Images, evenly
 from antipode.data.machine import worker_count
 from antipode.data.source import open_images
 from antipode.evaluation.knn import knn
-from antipode.training.summary import BANK_IMAGES, HELD_OUT_IMAGES, ONLINE_K, evenly
+from antipode.training.summary import BANK_IMAGES, HELD_OUT_IMAGES, ONLINE_K
 from benchmarks.measuring import Results, Row
 from benchmarks.steps import settings
 

@@ -36,7 +36,7 @@ METHODS = {
     "simclr": {**OTHER, "method": "simclr"},
     "mochi": {**CONTRASTIVE, "method": "mochi", "bn_groups": 2, "hardest": 8, "pairs": 4, "with_query": 3},
     "byol": {**OTHER, "method": "byol", "hidden": 32, "optimizer": "lars"},
-    "supervised": {**OTHER, "method": "supervised", "class_count": 4, "momentum": 0},
+    "supervised": {**OTHER, "method": "supervised", "class_count": 12, "momentum": 0},
 }
 del METHODS["supervised"]["dim"]
 

@@ -117,12 +117,13 @@ def test_a_module_stays_in_its_mode(run):
     ("paths", "said"),
     [
         ({"neighbours": "sheet.foo"}, "no name of a picture"),
-        ({"neighbours": "no/where/sheet.png"}, "neighbours: .* cannot be written"),
-        ({"out": "no/where/features.npz"}, "out: .* cannot be written"),
+        ({"neighbours": "file/sheet.png"}, "neighbours: .* cannot be written"),
+        ({"out": "file/features.npz"}, "out: .* cannot be written"),
     ],
 )
 def test_places_that_cannot_be_written_are_refused_before_anything_is_computed(run, paths, said, tmp_path, monkeypatch):
     monkeypatch.setattr(subject, "extract", None)
+    (tmp_path / "file").write_text("no folder")
     with pytest.raises(UsageError, match=said):
         antipode.embed(run[0], data=run[1], **{name: tmp_path / path for name, path in paths.items()})
 

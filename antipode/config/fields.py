@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from antipode.modules.names import Norm
+
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -32,7 +34,6 @@ Range = Annotated[tuple[float, float], BeforeValidator(two_numbers)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(split_commas)]
 Epochs = Annotated[tuple[Count, ...], BeforeValidator(split_commas)]
 Places = Annotated[tuple[Positive, ...], BeforeValidator(split_commas)]
-Norm = Literal["batch", "layer", "group", "standardised"]
 Names = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
 
 

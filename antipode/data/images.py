@@ -13,6 +13,11 @@ from antipode.data.names import picked
 from antipode.errors import UsageError
 
 
+def evenly(count: int, limit: int) -> np.ndarray:
+    """Up to `limit` indices, evenly spaced over `count` images, first and last among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, limit)).round().astype(np.int64))
+
+
 @dataclass(frozen=True)
 class Images:
     """N images, still encoded or as arrays, that can be read in any order and from several threads.

@@ -6,10 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from antipode.data.folder import is_image
-from antipode.data.images import Images, images_in_files
+from antipode.data.images import Images, evenly, images_in_files
 from antipode.errors import UsageError
 
 LIST_SUFFIXES = {".txt", ".csv", ".tsv", ".lst"}
@@ -73,7 +71,7 @@ def require_files(root: Path, names: Sequence[str], source: Path) -> None:
     there count as broken images. source: the file that lists them."""
     if not len(names):
         raise UsageError(f"{source} lists no images.")
-    places = np.unique(np.linspace(0, len(names) - 1, min(len(names), LOOKED_FOR)).round().astype(int))
+    places = evenly(len(names), LOOKED_FOR)
     missing = [names[place] for place in places if not os.path.isfile(root / names[place])]
     if missing:
         raise UsageError(

@@ -14,7 +14,7 @@ from torch import Tensor
 from antipode.data.broken import BrokenImages
 from antipode.data.canvas import Canvas
 from antipode.data.decode import BrokenImage, decode, formats, jpeg_decoder
-from antipode.data.images import Images
+from antipode.data.images import Images, evenly
 from antipode.data.machine import free_memory, worker_count
 from antipode.data.workers import CAN_FORK, DecodeMany, Outcome, Submit, decoding
 
@@ -170,7 +170,7 @@ class Loader:
     def _fits(self) -> bool:
         """Whether all images, decoded, stay within the budget: judged from a sample."""
         count = len(self.images)
-        sample = np.unique(np.linspace(0, count - 1, min(count, SAMPLE)).round().astype(int)).tolist()
+        sample = evenly(count, SAMPLE).tolist()
         with decoding(self._decode, self.workers, processes=False) as submit:
             decoded = [submit(self._decode_part, [index]) for index in sample]
             sizes = [canvas.nbytes for _, canvas in (future.result() for future in decoded) if canvas is not None]
@@ -222,8 +222,7 @@ def fits(nbytes: float, device: torch.device) -> bool:
 def channel_statistics(loader: Loader, sample: int = 2000) -> tuple[list[float], list[float]]:
     """Mean and deviation of each channel, in [0, 1], over evenly spaced images, each image counting alike
     whatever its size. The deviation is at least one grey level, since views divide by it."""
-    count = len(loader)
-    indices = torch.linspace(0, count - 1, min(count, sample), dtype=torch.float64).round().long()
+    indices = torch.from_numpy(evenly(len(loader), sample))
     first, second = [], []
     for _, canvas in loader.batches(indices.split(64)):
         for n in range(len(canvas)):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from antipode.data.decode import BrokenImage
-from antipode.data.images import Images
+from antipode.data.images import Images, evenly
 from antipode.data.loader import Loader
 
 IRRELEVANT = {"workers", "processes"}  # to what is decoded
@@ -52,7 +52,7 @@ def fingerprint(images: Images) -> str:
     found.update("\n".join(images.names).encode(errors="surrogateescape"))
     if images.labels is not None:
         found.update(np.ascontiguousarray(images.labels).tobytes())
-    for index in np.linspace(0, len(images) - 1, PROBES).round().astype(int).tolist() if len(images) else []:
+    for index in evenly(len(images), PROBES).tolist():
         try:
             item = images.read(index)
         except (BrokenImage, OSError) as problem:

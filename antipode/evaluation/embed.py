@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,7 @@ def embed(
         save_features(out, found, images.names, images.labels, images.classes, meta)
     if neighbours is not None:
         try:
+            Path(neighbours).parent.mkdir(parents=True, exist_ok=True)
             neighbour_sheet(loader, found, images.names).save(neighbours)
         except (OSError, ValueError) as error:
             raise UsageError(f"neighbours: {neighbours} cannot be written: {error}") from error

@@ -20,7 +20,7 @@ from antipode.data.loader import Loader
 from antipode.errors import AntipodeError, UsageError
 from antipode.evaluation.inputs import usable_rows
 from antipode.evaluation.knn import neighbours
-from antipode.files import replacing
+from antipode.files import refuse_unwritable, replacing
 from antipode.randomness import generator
 from antipode.report.contact_sheet import contact_sheet
 
@@ -37,7 +37,7 @@ def check_path(path: str | os.PathLike[str]) -> None:
             import pyarrow.parquet  # noqa: F401
         except ImportError:
             raise UsageError("out: parquet needs pyarrow. Install it: pip install antipode[parquet]") from None
-    check_folder("out", path)
+    refuse_unwritable("out", Path(path), Path(path).parent)
 
 
 def check_picture(path: str | os.PathLike[str]) -> None:
@@ -45,13 +45,7 @@ def check_picture(path: str | os.PathLike[str]) -> None:
     known = Image.registered_extensions()
     if known.get(Path(path).suffix.lower()) not in Image.SAVE:
         raise UsageError(f"neighbours: {path} is no name of a picture; .png and .jpg are.")
-    check_folder("neighbours", path)
-
-
-def check_folder(field: str, path: str | os.PathLike[str]) -> None:
-    folder = Path(path).absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"{field}: {path} cannot be written: {folder} is no folder that may be written to.")
+    refuse_unwritable("neighbours", Path(path), Path(path).parent)
 
 
 def save_features(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 from antipode.errors import UsageError, nearest
 
 TINY = "resnet-tiny"
@@ -9,7 +11,8 @@ RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_r
 WIDE = {"resnet50x2": 2, "resnet50x4": 4}  # how many times as wide as ResNet-50, in every layer
 BUILT_IN = (TINY, *RESNETS, *WIDE)
 CUSTOM = "custom"  # a module given from Python
-NORMS = ("batch", "layer", "group", "standardised")
+Norm = Literal["batch", "layer", "group", "standardised"]
+NORMS: tuple[Norm, ...] = get_args(Norm)
 
 
 def check_backbone(name: str) -> None:

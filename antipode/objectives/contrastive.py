@@ -18,18 +18,17 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from antipode.devices import TRITON
 from antipode.errors import UsageError, check_word
 
 # Stands for the score of a negative that does not count. Finite, so that a query without any negative has a
 # gradient of zero and not of NaN; exp of it is zero in every floating type.
 NOTHING = -1e30
 
-TRITON = find_spec("triton") is not None
 FUSED_DIM = 256  # the fused form keeps a block of whole queries on the chip
 FUSED_MEMORY = 196_608  # bytes of shared memory that its largest tiles take: an H100 has them, an A100 has not
 FUSED_SCORES = 2**22  # N x K from which it is the faster

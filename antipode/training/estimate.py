@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
@@ -21,6 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from antipode.config.families import Config
 from antipode.data.canvas import Canvas
 from antipode.data.decode import BrokenImage, decode
+from antipode.data.images import evenly
 from antipode.data.loader import fits
 from antipode.data.machine import worker_count
 from antipode.errors import AntipodeError
@@ -64,7 +64,7 @@ class Duration:
 def take_sample(prepared: Prepared) -> Sample:
     config, images = prepared.config, prepared.images
     found, started = [], time.perf_counter()
-    for index in np.unique(np.linspace(0, len(images) - 1, SAMPLE).astype(int)).tolist():
+    for index in evenly(len(images), SAMPLE).tolist():
         try:
             item = images.read(index)
             found.append(decode(item, channels=config.channels, depth=config.depth, reduce_to=2 * config.image_size))

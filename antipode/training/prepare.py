@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +15,7 @@ from antipode.config.families import FIELDS_FREE_ON_RESUME, SupervisedConfig
 from antipode.config.resolve import Config, Layer, Resolved, merge, normalisation, resolve
 from antipode.config.sizing import Facts
 from antipode.data.decode import BrokenImage, decode
-from antipode.data.images import Images, refuse_multi_label
+from antipode.data.images import Images, evenly, refuse_multi_label
 from antipode.data.loader import Loader, channel_statistics
 from antipode.data.sharing import loader as loader_of
 from antipode.data.source import open_images
@@ -24,6 +23,7 @@ from antipode.devices import pick_device, pick_precision
 from antipode.distributed import world
 from antipode.errors import AntipodeError, UsageError
 from antipode.evaluation.features import extract
+from antipode.files import refuse_unwritable
 from antipode.loading import preprocess_of
 from antipode.training.loop import Plan
 from antipode.training.run import Run
@@ -115,7 +115,7 @@ def prepare(
     exists = exists and resume
     # Wrong fields are told before any data is read.
     resolved = continued(run, given, file) if exists else resolve(given, file=file)
-    check_writable(run)
+    refuse_unwritable("out", run.path, run.path)
     source = resolved.config.data if source is None else source
     if isinstance(source, str) and source == "custom":
         raise UsageError("data: this run was trained on data given from Python: give the same data again.")
@@ -165,13 +165,6 @@ def labelled(images: Images) -> Images:
     return images if (images.labels >= 0).all() else images.subset(np.flatnonzero(images.labels >= 0))
 
 
-def check_writable(run: Run) -> None:
-    """A folder that cannot be written is told before hours of work, not after."""
-    place = next(folder for folder in (run.path, *run.path.absolute().parents) if folder.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        raise UsageError(f"out: {run.path} cannot be written: {place} is no folder that may be written to.")
-
-
 def continued(run: Run, given: Layer, file: Layer | None) -> Resolved:
     """The configuration of an existing run, with more epochs if asked; nothing else may change of what it computes."""
     saved = run.config.model_dump(mode="json")
@@ -198,7 +191,7 @@ def open_split(config: Config, source: Any, split: str) -> Images:
 def median_side(images: Images, config: Config, sample: int = 64) -> int:
     """Median of the shorter side over a few images, for choosing sizes."""
     sides, reason = [], ""
-    for index in np.unique(np.linspace(0, len(images) - 1, sample).astype(int)):
+    for index in evenly(len(images), sample):
         try:
             image = decode(images.read(int(index)), channels=config.channels, depth=config.depth)
             sides.append(min(image.shape[:2]))

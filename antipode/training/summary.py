@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from antipode.data.broken import describe
-from antipode.data.images import refuse_multi_label
+from antipode.data.images import evenly, refuse_multi_label
 from antipode.data.loader import Loader
 from antipode.distributed import any_rank, gather, mine, rank, world
 from antipode.errors import AntipodeError, UsageError
@@ -29,11 +29,6 @@ BANK_IMAGES = 20_000
 ONLINE_K = 20
 
 
-def evenly(count: int, limit: int) -> Tensor:
-    """Up to `limit` indices, evenly spaced over `count` images."""
-    return torch.linspace(0, count - 1, min(count, limit), dtype=torch.float64).round().long().unique()
-
-
 class OnlineKNN:
     """k-NN of the backbone as it is now: training images vote on held-out ones."""
 
@@ -43,8 +38,8 @@ class OnlineKNN:
             raise UsageError("knn_every: online k-NN needs labelled training and held-out images; this data has none.")
         refuse_multi_label(images, "knn_every")
         self.prepared = prepared
-        self.bank, self.bank_labels = evenly(len(images), BANK_IMAGES), images.labels
-        queries = evenly(len(held_out), HELD_OUT_IMAGES)
+        self.bank, self.bank_labels = torch.from_numpy(evenly(len(images), BANK_IMAGES)), images.labels
+        queries = torch.from_numpy(evenly(len(held_out), HELD_OUT_IMAGES))
         self.truth = held_out.labels[queries.numpy()]
         self.queries = held_out.subset(my_share(queries).numpy())
         self.query_loader: Loader | None = None
@@ -118,7 +113,7 @@ def summarise(
     config = prepared.config
     held_out = prepared.held_out()
     images = prepared.images if held_out is None else held_out
-    images = images.subset(evenly(len(images), HELD_OUT_IMAGES).numpy())
+    images = images.subset(evenly(len(images), HELD_OUT_IMAGES))
     if len(images) < 3:
         listener.say(f"done: {run.path}")
         return

@@ -9,21 +9,19 @@ part in plain torch, the reference; `fused.render` is the same as Triton kernels
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from antipode.data.canvas import Canvas
-from antipode.devices import one_thread, send
+from antipode.devices import TRITON, one_thread, send
 from antipode.errors import UsageError
 from antipode.views.colour import grey, jitter, solarise, turns
 from antipode.views.draw import Table, crop_boxes
 from antipode.views.policies import Policy
 from antipode.views.resample import Axis, chunks, cut, places, resample
 
-TRITON = find_spec("triton") is not None
 NO_BLUR = 1e-3  # a deviation so small that the kernel is exactly one pixel
 
 
