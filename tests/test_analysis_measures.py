@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 
 from antipode.analysis import training
 from antipode.analysis.geometry import class_alignment
-from antipode.analysis.gradient import gradient_bound, loss_and_gradient, powers_to
+from antipode.analysis.gradient import bound_of, loss_and_gradient, powers_to
 from antipode.analysis.hardness import false_negatives, matching
 from antipode.analysis.inquiry import Inquiry
 from antipode.analysis.similarity import similarity_and_variance
@@ -70,7 +70,7 @@ def test_theorem_2_bounds_the_mean_gradient_over_draws_of_negatives(k):
     for _ in range(200):
         drawn = world[torch.randint(4000, (k,), generator=generator)]
         total += loss_and_gradient(query, key, drawn, tau, alpha)[1]
-    bound = gradient_bound(query, key, world, tau, torch.tensor(alpha))
+    bound = bound_of(query, key, world, tau, torch.tensor(alpha))
     assert (total / 200 <= bound).all()
     e0, e = np.exp((query * key).sum(1).numpy() / tau), np.exp((query @ world.T).numpy() / tau).mean(1)
     np.testing.assert_allclose(bound.numpy(), 2 / tau * (1 - e0 / (e0 + alpha * e)), rtol=1e-10)
@@ -79,8 +79,8 @@ def test_theorem_2_bounds_the_mean_gradient_over_draws_of_negatives(k):
 def test_the_bound_is_over_the_allowed_negatives_alone():
     query, key, world = sphere(3, 8), sphere(3, 8, seed=1), sphere(30, 8, seed=2)
     allowed = torch.arange(30).expand(3, 30) < 20
-    some = gradient_bound(query, key, world, 0.2, torch.tensor(64.0), allowed)
-    torch.testing.assert_close(some, gradient_bound(query, key, world[:20], 0.2, torch.tensor(64.0)))
+    some = bound_of(query, key, world, 0.2, torch.tensor(64.0), allowed)
+    torch.testing.assert_close(some, bound_of(query, key, world[:20], 0.2, torch.tensor(64.0)))
 
 
 def test_numbers_of_negatives_end_at_the_queue():

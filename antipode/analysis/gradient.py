@@ -17,7 +17,7 @@ from antipode.analysis.inquiry import Inquiry, number
 from antipode.analysis.rehearsal import Rehearsal, Snapshot, contrastive
 from antipode.errors import UsageError
 from antipode.objectives import info_nce
-from antipode.objectives.contrastive import NOTHING
+from antipode.objectives.contrastive import gradient_bound, negatives_of_scores, scores
 from antipode.randomness import generator, lots
 from antipode.training.run import Run
 
@@ -41,18 +41,13 @@ def loss_and_gradient(
     return loss.detach(), gradient.norm(dim=1)
 
 
-def gradient_bound(
+def bound_of(
     query: Tensor, key: Tensor, negatives: Tensor, temperature: float, alpha: Tensor, allowed: Tensor | None = None
 ) -> Tensor:
-    """(n,) Theorem 2: (2/tau) (1 - e^s0 / (e^s0 + alpha E e^s)), for unit keys. alpha: (n,) or one for all; E is over
-    the negatives (Q, D), or those of them that are allowed (n, Q)."""
-    scores = query @ negatives.T / temperature
-    if allowed is None:
-        allowed = torch.ones_like(scores, dtype=torch.bool)
-    log_mean = torch.logsumexp(scores.masked_fill(~allowed, NOTHING), 1) - allowed.sum(1).to(scores.dtype).log()
-    return (2 / temperature) * torch.sigmoid(
-        alpha.to(scores.dtype).log() + log_mean - (query * key).sum(1) / temperature
-    )
+    """(n,) Theorem 2's. alpha: (n,) or one for all; the expectation is over the negatives (Q, D), or those of them that
+    are allowed (n, Q)."""
+    against = negatives_of_scores(scores(query, negatives, temperature), allowed).weighed(alpha)
+    return gradient_bound((query * key).sum(1) / temperature, against, temperature)
 
 
 def measure(
@@ -90,7 +85,7 @@ def of_checkpoint(rehearsal: Rehearsal, snapshot: Snapshot, counts: Sequence[int
             number_met = met.sum(1).to(asked.query.dtype)
             given, weight = (None, number_met) if kind == "plain" else (alpha, torch.full_like(number_met, alpha))
             loss, norm = loss_and_gradient(asked.query, asked.key, asked.queue, tau, given, met)
-            bound = gradient_bound(asked.query, asked.key, asked.queue, tau, weight, asked.allowed)
+            bound = bound_of(asked.query, asked.key, asked.queue, tau, weight, asked.allowed)
             found[kind, k].append(torch.stack([norm, bound, loss, weight.log1p() - loss]).cpu())
     result: Result = {"epoch": snapshot.epoch, "step": snapshot.step}
     for (kind, k), parts in found.items():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from antipode.distributed import rank
 from antipode.methods.method import Inputs
-from antipode.objectives.contrastive import NOTHING
+from antipode.objectives.contrastive import NOTHING, contrastive_loss, gradient_bound, negatives_of_scores, scores
 from antipode.objectives.mixing import Synthetic, highest_score, proxy_accuracy
 from antipode.randomness import lots
 
@@ -78,38 +78,36 @@ def signs_of_health(
     While negatives are mixed: the highest scores of the real ones and of both kinds of synthetic ones, and the
     accuracy among all (MoCHi 4.3).
     """
-    tau = temperature
     with torch.autocast(few.query.device.type, enabled=False):
-        positive = (few.query * few.keys[:, 0]).sum(dim=1)
-        scores = few.query @ few.negatives.to(few.query.dtype).T
+        positive = (few.query * few.keys[:, 0]).sum(dim=1) / temperature
+        met = scores(few.query, few.negatives.to(few.query.dtype), temperature)
+        against = negatives_of_scores(met, few.allowed).weighed(alpha)
         if few.allowed is None:
-            count, mean = torch.full_like(positive, scores.shape[1]), scores.mean()
+            count, mean = torch.full_like(positive, met.shape[1]), met.mean()
         else:
-            count = few.allowed.sum(dim=1).to(scores.dtype).clamp(min=1)
-            mean = (scores * few.allowed).sum() / count.sum()
-            scores = scores.masked_fill(~few.allowed, NOTHING)
-        lse = torch.logsumexp(scores / tau, dim=1)
+            count = few.allowed.sum(dim=1).to(met.dtype).clamp(min=1)
+            mean = (met * few.allowed).sum() / count.sum()
+            met = met.masked_fill(~few.allowed, NOTHING)
         weight = count if alpha is None else torch.full_like(count, alpha)
-        against = lse + torch.log(weight / count)
-        plain_loss = torch.logaddexp(positive / tau, against) - positive / tau
+        plain_loss = contrastive_loss(positive, torch.zeros_like(positive), against, 0.0)
         with torch.enable_grad():
             query = few.query.requires_grad_()
             (gradient,) = torch.autograd.grad(len(query) * loss(replace(few, query=query)), query)
         norms = gradient.norm(dim=1)
     signs = {
-        "positive_similarity": positive.mean(),
-        "negative_similarity": mean,
-        "contrastive_accuracy": (positive > scores.amax(dim=1)).float().mean(),
+        "positive_similarity": temperature * positive.mean(),
+        "negative_similarity": temperature * mean,
+        "contrastive_accuracy": proxy_accuracy(positive, met),
         "log_k": torch.log1p(weight).mean(),
         "mutual_information_bound": (torch.log1p(weight) - plain_loss).mean(),
         "gradient_norm": norms.mean(),
         "gradient_norm_deviation": norms.std(correction=0),
-        "gradient_norm_bound": (2 / tau) * torch.sigmoid(against - positive / tau).mean(),
+        "gradient_norm_bound": gradient_bound(positive, against, temperature).mean(),
     }
     if mixed is not None:
         kinds = {"pair": mixed.pairs[: len(positive)], "with_query": mixed.with_query[: len(positive)]}
         kinds = {kind: found for kind, found in kinds.items() if found.shape[1]}
         signs |= {f"highest_{kind}": highest_score(found) for kind, found in kinds.items()}
-        signs["highest_negative"] = highest_score(scores / tau)
-        signs["accuracy_among_synthetic"] = proxy_accuracy(positive / tau, scores / tau, *kinds.values())
+        signs["highest_negative"] = highest_score(met)
+        signs["accuracy_among_synthetic"] = proxy_accuracy(positive, met, *kinds.values())
     return signs

@@ -44,14 +44,15 @@ class Negatives:
     def __add__(self, other: Negatives) -> Negatives:
         return Negatives(torch.logaddexp(self.lse, other.lse), self.count + other.count)
 
-    def weighed(self, alpha: float | None) -> Tensor:
-        """(N,): the log-sum-exp as if there were alpha of them; log(alpha/K) on every score is EqCo's margin over
-        tau."""
+    def weighed(self, alpha: float | Tensor | None) -> Tensor:
+        """(N,): the log-sum-exp as if there were alpha of them, or (N,) of each query's; log(alpha/K) on every score is
+        EqCo's margin over tau."""
         if alpha is None:
             return self.lse
+        wanted = alpha.to(self.lse.dtype).log() if isinstance(alpha, Tensor) else math.log(alpha)
         if isinstance(self.count, int):  # stays on the host: moving it would break a recording of the step
-            return self.lse + math.log(alpha / max(self.count, 1))
-        return self.lse + (math.log(alpha) - self.count.to(self.lse.dtype).clamp(min=1).log())
+            return self.lse + (wanted - math.log(max(self.count, 1)))
+        return self.lse + (wanted - self.count.to(self.lse.dtype).clamp(min=1).log())
 
 
 def negatives_of_scores(scores: Tensor, mask: Tensor | None = None) -> Negatives:
@@ -107,6 +108,12 @@ def contrastive_loss(mean: Tensor, variance: Tensor, against: Tensor, variance_w
     """The formula of this module, per query (N,). against: the log-sum-exp of the negatives."""
     positive = mean + 0.5 * variance_weight * variance
     return torch.logaddexp(positive, against) - mean
+
+
+def gradient_bound(positive: Tensor, against: Tensor, temperature: float) -> Tensor:
+    """(N,): EqCo's Theorem 2, how large |dL/dq| can be with one unit key of score `positive` over the temperature:
+    (2/tau) (1 - e^s0 / (e^s0 + alpha E e^s)). against: as in the loss."""
+    return (2 / temperature) * torch.sigmoid(against - positive)
 
 
 def info_nce(
