@@ -8,6 +8,7 @@ import torch
 
 from antipode.devices import memory_errors
 from antipode.errors import AntipodeError
+from antipode.objectives.geometry import effective_rank, uniformity
 from antipode.training.telemetry import Log, Meter, check_finite, read_metrics, spread, warnings
 
 HEALTHY = {"step": 100, "feature_deviation": 0.8, "effective_rank": 30.0, "wait_share": 0.02}
@@ -40,6 +41,13 @@ def test_real_embeddings_are_told_apart_from_collapsed_ones():
     collapsed = spread(torch.nn.functional.normalize(torch.randn(1, 32) + 1e-4 * torch.randn(256, 32), dim=1))
     assert list(warnings(HEALTHY | spread_out)) == []
     assert any("collapse" in warning for warning in warnings(HEALTHY | collapsed))
+
+
+def test_of_many_wide_embeddings_some_are_looked_at():
+    wide, narrow = torch.randn(300, 260), torch.randn(300, 250)
+    assert spread(wide)["effective_rank"] == float(effective_rank(wide[:256]))
+    assert spread(narrow)["effective_rank"] == float(effective_rank(narrow))
+    assert spread(wide)["uniformity"] == float(uniformity(wide))  # on the device, which has the time
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])

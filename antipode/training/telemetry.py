@@ -22,6 +22,7 @@ from antipode.objectives.geometry import effective_rank, evenness, feature_devia
 STARVING = 0.3  # share of the time spent waiting for data
 COLLAPSED_DEVIATION = 0.05
 COLLAPSED_RANK = 1.5
+LOOKED_AT = 256  # embeddings of more dimensions than this
 SETTLING_STEPS = 50  # a fresh network looks collapsed
 
 
@@ -115,8 +116,9 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 @torch.no_grad()
 def spread(embedding: Tensor) -> dict[str, float]:
     """How far the embeddings (N, dim) of a batch are from a collapse. Eigenvalues of so small a matrix are quicker on
-    the CPU."""
+    the CPU; those of a large one would hold a quick network up, so of many wide embeddings some are looked at."""
     here = embedding.cpu()
+    here = here[:LOOKED_AT] if min(here.shape) > LOOKED_AT else here
     return {
         "feature_deviation": float(feature_deviation(here)),
         "effective_rank": float(effective_rank(here)),
