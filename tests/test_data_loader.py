@@ -260,3 +260,13 @@ def test_images_that_are_kept_are_decoded_once_for_all_who_ask_for_the_same():
     assert loader_of(counted(), resident=True) is not first
     _, canvas = next(first.batches([torch.tensor([39])]))
     assert np.array_equal(canvas.image(0), ARRAYS[39])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_a_compact_canvas_has_no_pixels_but_those_of_its_images(dtype):
+    rng = np.random.default_rng(0)
+    arrays = [rng.integers(0, 200, (h, w, 3)).astype(dtype) for h, w in ((3, 4), (5, 2), (1, 1), (6, 6))]
+    few = Canvas.of(arrays).select(torch.tensor([3, 1, 3])).compact()
+    assert len(few.pixels) == 36 + 10 + 36
+    for n, index in enumerate((3, 1, 3)):
+        assert np.array_equal(few.image(n), arrays[index])

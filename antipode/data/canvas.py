@@ -85,6 +85,15 @@ class Canvas:
         """Some of the images, sharing this canvas's pixels. indices: (n,) int64 on the CPU."""
         return replace(self, offsets=self.offsets[indices], heights=self.heights[indices], widths=self.widths[indices])
 
+    def compact(self) -> Canvas:
+        """The same images, with no pixels but theirs."""
+        rows = self.heights * self.widths
+        parts = [
+            self.pixels[start : start + count]
+            for start, count in zip(self.offsets.tolist(), rows.tolist(), strict=True)
+        ]
+        return replace(self, pixels=torch.cat(parts), offsets=rows.cumsum(0) - rows)
+
     def image(self, n: int) -> np.ndarray:
         """Image n as an (H, W, C) array."""
         height, width, start = int(self.heights[n]), int(self.widths[n]), int(self.offsets[n])

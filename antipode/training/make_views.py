@@ -12,6 +12,7 @@ from torch import Tensor
 from antipode.config.resolve import Config, policies
 from antipode.data.canvas import Canvas
 from antipode.data.loader import Loader
+from antipode.devices import send
 from antipode.errors import UsageError
 from antipode.randomness import generator, stream
 from antipode.views.apply import apply, render
@@ -52,7 +53,8 @@ def custom_views(config: Config, count: int, view: CustomView) -> MakeViews:
     """The user's function draws from torch's global generator, which is seeded for it and put back after."""
 
     def make(canvas: Canvas, purpose: str, number: int, rank: int = 0, ranks: int = 1) -> list[Tensor]:
-        images = [torch.from_numpy(canvas.image(n)).permute(2, 0, 1) for n in range(len(canvas))]
+        here = canvas if canvas.pixels.is_cpu else canvas.compact().to("cpu")  # one copy, not one for each image
+        images = [torch.from_numpy(here.image(n)).permute(2, 0, 1) for n in range(len(here))]
         first = rank * len(canvas)
 
         def seen(which: int, place: int, image: Tensor) -> Tensor:
@@ -61,7 +63,7 @@ def custom_views(config: Config, count: int, view: CustomView) -> MakeViews:
 
         with torch.random.fork_rng(devices=[]):
             views = [[seen(which, n, image) for n, image in enumerate(images)] for which in range(count)]
-        return [torch.stack(each).to(canvas.device) for each in views]
+        return [send(torch.stack(each), canvas.device) for each in views]
 
     return make
 
