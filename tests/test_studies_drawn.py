@@ -1,0 +1,55 @@
+"""The figures of studies: every number where it belongs."""
+
+from antipode.studies import STUDIES
+from antipode.studies.figure import draw
+
+
+def known(study, value, paper=False):
+    """Cells as in results.json: value(at) is the number of each, and the paper's is half a point above."""
+    return [
+        {"at": dict(cell.at), "value": (number := value(cell.at)), "deviation": 0.25, "paper_deviation": None,
+         "paper": number + 0.5 if paper and number is not None else None}
+        for cell in study.cells
+    ]  # fmt: skip
+
+
+def drawn_lines(panel):
+    """(label, x, y) of what has points; the paper's have no label."""
+    found = [(box.get_label(), *map(list, box.lines[0].get_data())) for box in panel.containers]
+    return [("" if name.startswith("_") else name, x, y) for name, x, y in found]
+
+
+def test_a_figure_has_a_line_for_each_row_and_dashes_for_the_paper():
+    study = STUDIES["eqco/figure-3a"]
+    missing = {"eqco": True, "k": 64}
+    cells = known(study, lambda at: None if at == missing else at["k"] / 7 + at["eqco"], paper=True)
+    (panel,) = draw(study, cells).axes
+    ks = sorted({cell.at["k"] for cell in study.cells})
+    kept = [k for k in ks if k != 64]
+    assert drawn_lines(panel) == [
+        ("eqco False", ks, [k / 7 for k in ks]),
+        ("", ks, [k / 7 + 0.5 for k in ks]),
+        ("eqco True", kept, [k / 7 + 1 for k in kept]),
+        ("", kept, [k / 7 + 1.5 for k in kept]),
+    ]
+    assert panel.get_xscale() == "log" and panel.get_title() == study.quantity
+
+
+def test_what_is_not_on_the_axis_is_a_level():
+    study = STUDIES["mochi/figure-3a"]
+    (panel,) = draw(study, known(study, lambda at: at.get("pairs", 70.0))).axes
+    assert [name for name, _, _ in drawn_lines(panel)] == [f"method MoCHi, pairs {s}" for s in (128, 512, 1024)]
+    (level,) = [line for line in panel.lines if line.get_label() == "method MoCo v2"]
+    assert set(level.get_ydata()) == {70.0}
+
+
+def test_at_alpha_equal_to_k_a_cell_is_on_both_lines():
+    study = STUDIES["eqco/cifar10"]
+    panels = draw(study, known(study, lambda at: at["k"] + at["alpha"])).axes
+    assert [panel.get_title() for panel in panels] == [
+        f"{judge}, {method}" for judge in ("k-NN", "linear") for method in ("moco-v2", "simclr", "simo")
+    ]
+    moco = {name: (x, y) for name, x, y in drawn_lines(panels[0])}
+    ks = [16, 64, 256, 4096]
+    assert moco["alpha K"] == (ks, [2 * k for k in ks]) and moco["alpha 4096"] == (ks, [k + 4096 for k in ks])
+    assert moco["alpha K, drawn once"] == ([64], [128])
