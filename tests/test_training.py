@@ -15,6 +15,7 @@ from antipode.data.source import open_images
 from antipode.errors import AntipodeError, UsageError
 from antipode.methods.build import build_method
 from antipode.methods.method import Moment
+from antipode.training import prepare as prepare_module
 from antipode.training.checkpoint import load_checkpoint, restore_training_state, save_checkpoint, training_state
 from antipode.training.loop import Plan
 from antipode.training.optimisers import build_optimizer
@@ -219,6 +220,17 @@ def test_a_run_on_cuda_stops_and_resumes(optimizer, tmp_path):
     run = antipode.pretrain(data=pictures(), out=tmp_path / "run", resume=True, epochs=4)
     last = json.loads(run.metrics_file.read_text().splitlines()[-1])
     assert last["epoch"] == 4 and last["memory_mib"] > 0
+
+
+def test_a_run_does_not_die_of_being_looked_at(tmp_path, monkeypatch, capsys):
+    def extract(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(prepare_module, "extract", extract)
+    run = antipode.pretrain("moco-v2", data="shapes=200", out=tmp_path / "run", knn_every=1, **SMALL)
+    assert json.loads(run.metrics_file.read_text().splitlines()[-1])["epoch"] == 2 and run.checkpoints()
+    said = capsys.readouterr()
+    assert "online k-NN failed: CUDA out of memory" in said.out + said.err
 
 
 @pytest.mark.gpu
