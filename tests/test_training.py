@@ -1,6 +1,7 @@
 """What can go wrong around the loop, and must not."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from antipode.training import prepare as prepare_module
 from antipode.training.checkpoint import load_checkpoint, restore_training_state, save_checkpoint, training_state
 from antipode.training.loop import Plan
 from antipode.training.optimisers import build_optimizer
+from antipode.training.pretrain import choose_speed
 from antipode.training.run import Run
 from antipode.training.step import PlainStep
 
@@ -220,6 +222,25 @@ def test_a_run_on_cuda_stops_and_resumes(optimizer, tmp_path):
     run = antipode.pretrain(data=pictures(), out=tmp_path / "run", resume=True, epochs=4)
     last = json.loads(run.metrics_file.read_text().splitlines()[-1])
     assert last["epoch"] == 4 and last["memory_mib"] > 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "steps", "custom", "device", "compiled", "recorded"),
+    [
+        ({"bn_groups": 8}, 2328, False, "cuda", True, True),  # groups gain most
+        ({"bn_groups": 1}, 2328, False, "cuda", False, True),
+        ({"bn_groups": 1}, 4000, False, "cuda", True, True),
+        ({"bn_groups": 8}, 1999, False, "cuda", False, True),
+        ({"bn_groups": 8, "compile": False, "record": False}, 9999, False, "cuda", False, False),
+        ({"bn_groups": 1, "compile": True}, 1, False, "cuda", True, True),
+        ({"bn_groups": 8}, 9999, True, "cuda", False, False),  # who knows what a module of the user's does
+        ({"bn_groups": 8}, 9999, False, "cpu", False, False),
+    ],
+)
+def test_time_is_spent_on_compiling_only_where_it_comes_back(fields, steps, custom, device, compiled, recorded):
+    config = resolve(Layer("test", {"method": "moco-v2", "data": "cifar10", **fields})).config
+    prepared = SimpleNamespace(config=config, device=torch.device(device), precision="bf16")
+    assert choose_speed(prepared, steps, custom) == (compiled, recorded)
 
 
 def test_a_run_does_not_die_of_being_looked_at(tmp_path, monkeypatch, capsys):
