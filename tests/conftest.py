@@ -43,12 +43,13 @@ def command(*words, **options) -> subprocess.CompletedProcess:
 def interpret_kernels(file: str) -> None:
     """The tests of a file that run Triton's kernels, by its interpreter on the CPU: in a process of their own, since
     Triton reads TRITON_INTERPRET when it is imported."""
-    pytest.importorskip("triton")
+    triton = pytest.importorskip("triton")
     words = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", file]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, timeout=240)
-    if "TypeError: only 0-dimensional arrays can be converted to Python scalars" in done.stdout:
-        pytest.skip("the interpreter of this Triton cannot do with this numpy")
+    broken = "TypeError: only 0-dimensional arrays can be converted to Python scalars"
+    if triton.__version__.startswith("3.6.") and broken in done.stdout:  # its own __index__ of a tensor
+        pytest.skip("the interpreter of Triton 3.6 cannot do with this numpy; on a card the kernels are compared")
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
 
 

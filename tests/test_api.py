@@ -34,6 +34,19 @@ def pictures(count=64, channels=3, seed=0, dtype=np.uint8):
     return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max, (count, 20, 18, channels), dtype=dtype)
 
 
+class Pairs(Dataset):
+    """Images with a label."""
+
+    def __init__(self, arrays):
+        self.arrays = arrays
+
+    def __len__(self):
+        return len(self.arrays)
+
+    def __getitem__(self, index):
+        return Image.fromarray(self.arrays[index]), index % 2
+
+
 def losses(run):
     return [json.loads(line)["loss"] for line in (run.path / "metrics.jsonl").read_text().splitlines()]
 
@@ -47,20 +60,15 @@ def test_the_call_and_the_command_are_the_same_thing(photos, tmp_path):
 
 
 def test_an_item_that_raises_is_a_broken_image(tmp_path):
-    arrays = pictures()
-
-    class Corrupt(Dataset):
-        def __len__(self):
-            return len(arrays)
-
+    class Corrupt(Pairs):
         def __getitem__(self, index):
             if index == 37:
                 raise ValueError("corrupt record")
-            return Image.fromarray(arrays[index])
+            return super().__getitem__(index)
 
     with pytest.raises(antipode.AntipodeError, match=r"37.*ValueError: corrupt record"):
-        antipode.pretrain("moco-v2", data=Corrupt(), out=tmp_path / "strict", max_broken=0, **SMALL)
-    run = antipode.pretrain("moco-v2", data=Corrupt(), out=tmp_path / "run", max_broken=0.1, **SMALL)
+        antipode.pretrain("moco-v2", data=Corrupt(pictures()), out=tmp_path / "strict", max_broken=0, **SMALL)
+    run = antipode.pretrain("moco-v2", data=Corrupt(pictures()), out=tmp_path / "run", max_broken=0.1, **SMALL)
     assert len(losses(run)) == 2
 
 
@@ -81,15 +89,7 @@ def test_custom_views_must_be_given_each_time(photos, tmp_path):
 
 def test_arrays_tensors_and_datasets_give_the_same_run(tmp_path):
     arrays = pictures()
-
-    class Pairs(Dataset):
-        def __len__(self):
-            return len(arrays)
-
-        def __getitem__(self, index):
-            return Image.fromarray(arrays[index]), index % 2
-
-    sources = {"array": arrays, "tensor": torch.from_numpy(arrays).permute(0, 3, 1, 2), "dataset": Pairs()}
+    sources = {"array": arrays, "tensor": torch.from_numpy(arrays).permute(0, 3, 1, 2), "dataset": Pairs(arrays)}
     runs = [antipode.pretrain("moco-v2", data=data, out=tmp_path / name, **SMALL) for name, data in sources.items()]
     assert losses(runs[0]) == losses(runs[1]) == losses(runs[2])
     with pytest.raises(UsageError, match="given from Python"):

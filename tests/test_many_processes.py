@@ -16,6 +16,9 @@ ARGUMENTS = [
     *["pretrain", "moco-v2", "--data", "shapes=160x16", *SMALL, "--epochs", "4", "--log-every", "5", "--lr", "0.02"],
     *["--tensorboard", "false", "--precision", "fp32", "--knn-every", "2"],
 ]
+# Few steps: float32 summed in another order once lets a rectifier open that else stays shut, and over dozens of steps
+# that grows as large as anything (two threads in place of one do the same). tests/test_ranks.py is exact, in float64.
+SHORT = [*ARGUMENTS, "--data", "shapes=64x16", "--epochs", "2", "--knn-every", "1", "--log-every", "1"]
 
 
 def torchrun(processes, *words):
@@ -39,7 +42,7 @@ def finish(process):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     out = tmp_path_factory.mktemp("alone") / "run"
-    done = command(*ARGUMENTS, "--out", out)
+    done = command(*SHORT, "--out", out)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -53,12 +56,11 @@ def assert_close(one, other):
     ours, theirs = (Run.open(run).latest()[0] for run in (one, other))
     assert ours.keys() == theirs.keys()
     for name in ours:
-        # float32 summed in another order grows over dozens of steps; tests/test_ranks.py is exact about three
-        assert (ours[name] - theirs[name]).double().norm() <= 0.1 * theirs[name].double().norm() + 1e-3, name
+        assert (ours[name] - theirs[name]).double().norm() <= 3e-3 * theirs[name].double().norm() + 1e-4, name
 
 
 def test_two_processes_train_as_one_and_only_the_first_writes(alone, tmp_path):
-    status, out, errors = finish(torchrun(2, *ARGUMENTS, "--out", tmp_path / "run"))
+    status, out, errors = finish(torchrun(2, *SHORT, "--out", tmp_path / "run"))
     assert status == 0, errors
     assert measured(tmp_path / "run") == pytest.approx(measured(alone), rel=2e-3)
     # of 500 queries a few may change sides with the rounding; tests/test_ranks.py is exact about equal weights
@@ -70,11 +72,10 @@ def test_two_processes_train_as_one_and_only_the_first_writes(alone, tmp_path):
 
 
 def test_a_run_resumes_on_another_number_of_processes(alone, tmp_path):
-    shorter = [*ARGUMENTS, "--out", str(tmp_path / "run")]
+    shorter = [*SHORT, "--out", str(tmp_path / "run")]
     process = torchrun(2, *shorter, "--save-minutes", "0.001")
     while process.poll() is None and not (tmp_path / "run" / "metrics.jsonl").exists():
-        time.sleep(0.02)
-    time.sleep(0.3)
+        time.sleep(0.002)
     for child in children(process.pid):
         os.kill(child, signal.SIGTERM)
         break  # one rank is asked, and all stop

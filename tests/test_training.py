@@ -227,10 +227,10 @@ def test_a_run_on_cuda_stops_and_resumes(optimizer, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "steps", "custom", "device", "compiled", "recorded"),
     [
-        ({"bn_groups": 8}, 2328, False, "cuda", True, True),  # groups gain most
-        ({"bn_groups": 1}, 2328, False, "cuda", False, True),
+        ({"bn_groups": 8}, 3000, False, "cuda", True, True),  # groups gain most
+        ({"bn_groups": 1}, 3999, False, "cuda", False, True),
         ({"bn_groups": 1}, 4000, False, "cuda", True, True),
-        ({"bn_groups": 8}, 1999, False, "cuda", False, True),
+        ({"bn_groups": 8}, 2999, False, "cuda", False, True),
         ({"bn_groups": 8, "compile": False, "record": False}, 9999, False, "cuda", False, False),
         ({"bn_groups": 1, "compile": True}, 1, False, "cuda", True, True),
         ({"bn_groups": 8}, 9999, True, "cuda", False, False),  # who knows what a module of the user's does

@@ -39,8 +39,8 @@ def from_dataset(dataset: Dataset[Any]) -> Images:
     count = len(dataset)
     if count == 0:
         raise UsageError(f"{name} is empty.")
-    first = dataset[0]
     try:
+        first = _item(dataset, 0)
         array = as_array(_image_of(first))
         decode(array, channels=array.shape[2] if array.ndim == 3 else 1)
     except BrokenImage as problem:
@@ -91,9 +91,17 @@ def _labels(dataset: Any, first: Any) -> np.ndarray | None:
         return None
     known = _known_targets(dataset)
     if known is None:
-        known = [dataset[index][1] for index in range(len(dataset))]
+        known = [_label_of(dataset, index) for index in range(len(dataset))]
     labels = np.array([int(label) for label in known], np.int64)
     return labels if (labels >= 0).any() else None
+
+
+def _label_of(dataset: Any, index: int) -> Any:
+    """-1 for an item that cannot be read: told as broken when its image is due."""
+    try:
+        return _item(dataset, index)[1]
+    except BrokenImage:
+        return -1
 
 
 def _known_targets(dataset: Any) -> Any:
