@@ -177,6 +177,11 @@ def sums(cells=None) -> Study:
     return Study("test/sums", "sums", "nobody", "nothing", "a sum", "b", Sums(), cells, claims)
 
 
+def table_of(cells, values) -> Table:
+    """One seed."""
+    return Table(cells, [{} if value is None else {"0": value} for value in values])
+
+
 def test_a_study_writes_cells_and_claims(tmp_path):
     results = run_study(sums(), tmp_path)
     assert json.loads((tmp_path / "results.json").read_text()) == results
@@ -255,6 +260,40 @@ def test_the_value_of_a_cell_is_the_mean_over_its_seeds(tmp_path):
     assert results["cells"][0]["values"] == {"1": 2.0, "2": 3.0, "6": 7.0} and results["cells"][0]["value"] == 4.0
     assert results["cells"][0]["deviation"] == pytest.approx(math.sqrt((4 + 1 + 9) / 2))
     assert run_study(sums(), tmp_path, seeds=[1])["cells"][0]["deviation"] is None
+
+
+def test_a_cell_that_has_not_all_seeds_yet_is_the_mean_of_those_it_has(tmp_path):
+    study = sums()
+    run_study(study, tmp_path, seeds=[1, 3], only={"b": ["0"]})
+    results = run_study(study, tmp_path, seeds=[1], only={"a": ["1"]})
+    assert results["cells"][1]["value"] == 12.0
+    first, second, third, *_ = run_study(study, tmp_path, seeds=[1, 3], only={"a": ["2"], "b": ["0"]})["cells"]
+    assert (first["value"], first["values"]) == (3.0, {"1": 2.0, "3": 4.0})
+    assert (second["value"], second["deviation"], second["values"]) == (12.0, None, {"1": 12.0, "3": None})
+    assert third["deviation"] == pytest.approx(math.sqrt(2))
+
+
+def test_two_cells_are_compared_seed_by_seed():
+    cells = [Cell({"x": 0}), Cell({"x": 1}), Cell({"x": 2}), Cell({"x": 3})]
+    values = [{"0": 60.0, "1": 70.0, "2": 10.0}, {"0": 61.0, "1": 70.5}, {"2": 10.1, "3": 0.0}, {}]
+    claim = above("", {"x": 1}, {"x": 0})
+    judged = claim.judge(Table(cells, values))  # gaps 1.0 and 0.5: deviation 0.354, over the root of two
+    assert judged["verdict"] == "holds"
+    assert judged["evidence"] == "65.75 and 65.00, +0.75 with a standard error of 0.25 over 2 seeds"
+    wide = Table(cells, [{"0": 60.0, "1": 70.0}, {"0": 61.0, "1": 69.5}, {}, {}])  # +1.0 and -0.5
+    for claim, verdict in (
+        (above("", {"x": 1}, {"x": 0}), "undecided"),  # 0.25, standard error 0.75
+        (no_worse("", {"x": 1}, {"x": 0}, 1.0), "undecided"),
+        (no_worse("", {"x": 1}, {"x": 0}, 1.3), "holds"),
+        (above("", {"x": 1}, {"x": 0}, 1.7), "undecided"),
+        (above("", {"x": 1}, {"x": 0}, 1.8), "does not hold"),
+    ):
+        assert claim.judge(wide)["verdict"] == verdict
+    alone = above("", {"x": 2}, {"x": 0}).judge(Table(cells, values))
+    assert (alone["verdict"], alone["evidence"]) == ("holds", "10.10 and 10.00")
+    for strangers in (above("", {"x": 2}, {"x": 1}), above("", {"x": 3}, {"x": 0})):
+        judged = strangers.judge(Table(cells, values))
+        assert judged["verdict"] == "not measured" and "no seed in common" in judged["evidence"]
 
 
 def test_only_chooses_by_place_and_a_setting_holds_for_all_cells(tmp_path):
@@ -467,7 +506,7 @@ def test_every_claim_can_be_judged_and_none_holds_whatever_the_numbers(study):
     ups, downs = ([sign * 50 * number for number, _ in enumerate(study.cells)] for sign in (1.0, -1.0))
     flat = [0.0 for _ in study.cells]
     for claim in study.claims:
-        verdicts = {claim.judge(Table(study.cells, values))["verdict"] for values in (ups, downs, flat)}
+        verdicts = {claim.judge(table_of(study.cells, values))["verdict"] for values in (ups, downs, flat)}
         assert verdicts <= {"holds", "does not hold"} and "does not hold" in verdicts, claim.statement
 
 
@@ -477,14 +516,14 @@ ALLOWS_EQUALITY = ("no worse", "no better", "within", "at most", "less than", "e
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)
 def test_where_all_numbers_are_the_same_nothing_is_above_anything(study):
     """Only what is said to allow it may hold then."""
-    table = Table(study.cells, [10.0 for _ in study.cells])
+    table = table_of(study.cells, [10.0 for _ in study.cells])
     held = [claim.statement for claim in study.claims if claim.judge(table)["verdict"] == "holds"]
     assert all(any(words in statement for words in ALLOWS_EQUALITY) for statement in held), held
 
 
 @pytest.mark.parametrize("by, gap, holds", [(0.0, 0.0, False), (0.0, 0.01, True), (0.5, 0.5, True), (0.5, 0.49, False)])
 def test_above_is_above_and_no_worse_may_be_equal(by, gap, holds):
-    table = Table([Cell({"x": 0}), Cell({"x": 1})], [67.5, 67.5 + gap])
+    table = table_of([Cell({"x": 0}), Cell({"x": 1})], [67.5, 67.5 + gap])
     assert above("", {"x": 1}, {"x": 0}, by).check(table)[0] is holds
     # turned round: the lower is no worse if it is within the gap, or nearer
     assert no_worse("", {"x": 0}, {"x": 1}, gap).check(table)[0]
@@ -509,12 +548,12 @@ WHOLE = [s for s in STUDIES.values() if s.id != "eqco/table-5" and all(cell.pape
 
 @pytest.mark.parametrize("study", WHOLE, ids=lambda study: study.id)
 def test_the_claims_hold_for_the_papers_own_numbers(study):
-    papers = Table(study.cells, [cell.paper for cell in study.cells])
+    papers = table_of(study.cells, [cell.paper for cell in study.cells])
     assert [claim.judge(papers)["verdict"] for claim in study.claims] == ["holds"] * len(study.claims)
 
 
 def number_of(study, **at):
-    ((cell, value),) = Table(study.cells, [cell.paper for cell in study.cells]).part(**at)
+    ((cell, value),) = table_of(study.cells, [cell.paper for cell in study.cells]).part(**at)
     return value, cell.deviation, study.job(cell, {}, 0).settings
 
 
@@ -576,11 +615,11 @@ def test_jcls_ablations_have_the_supplements_settings():
 def test_the_claims_of_table_5_hold_for_the_papers_own_numbers_where_they_are_exact():
     study = find("eqco/table-5")
     assert len(study.cells) == 40
-    papers = Table(study.cells, [cell.paper for cell in study.cells])
+    papers = table_of(study.cells, [cell.paper for cell in study.cells])
     verdicts = [claim.judge(papers)["verdict"] for claim in study.claims]
     # Rounded to one decimal, 1.9 at K = 256 does not rise to 1.9 at K = 512.
     assert verdicts == ["holds", "does not hold", "holds", "holds"]
-    moved = Table(study.cells, [cell.paper + 0.2 * (cell.at["k"] == 64) for cell in study.cells])
+    moved = table_of(study.cells, [cell.paper + 0.2 * (cell.at["k"] == 64) for cell in study.cells])
     assert [claim.judge(moved)["verdict"] for claim in study.claims][0::2] == ["does not hold", "does not hold"]
 
 

@@ -118,6 +118,8 @@ def run_run(options: argparse.Namespace) -> None:
     )
     print(f"{study.title} ({study.paper})\n{study.quantity}\n")
     print_table(study, results["cells"])
+    if any(0 < count_seeds(cell) < len(results["seeds"]) for cell in results["cells"]):
+        print(f"(n): over n of the {len(results['seeds'])} seeds; the others are not finished")
     print()
     for claim in results["claims"]:
         print(f"{claim['verdict']}: {claim['statement']} ({claim['evidence']})")
@@ -142,6 +144,15 @@ def draw_figure(study: Any, cells: Sequence[Mapping[str, Any]], path: Path) -> l
     return [path]
 
 
+def count_seeds(cell: Mapping[str, Any]) -> int:
+    return sum(value is not None for value in cell["values"].values())
+
+
+def measured(cell: Mapping[str, Any]) -> str:
+    text = with_deviation(f"{cell['value']:.2f}", cell["deviation"], 2)
+    return text if count_seeds(cell) == len(cell["values"]) else f"{text} ({count_seeds(cell)})"
+
+
 def with_deviation(number: str, deviation: float | None, digits: int) -> str:
     return number if deviation is None else f"{number} ± {deviation:.{digits}f}"
 
@@ -160,7 +171,7 @@ def print_table(study: Any, cells: Sequence[Mapping[str, Any]] = ()) -> None:
         row = rows.setdefault(tuple(shown(cell.at[axis]) if axis in cell.at else "" for axis in axes), {})
         column = shown(cell.at[study.columns])
         if cells and cells[number]["value"] is not None:
-            row["here", column] = with_deviation(f"{cells[number]['value']:.2f}", cells[number]["deviation"], 2)
+            row["here", column] = measured(cells[number])
         if cell.paper is not None:
             row["paper", column] = with_deviation(str(cell.paper), cell.deviation, 1)
     columns = list(dict.fromkeys(shown(cell.at[study.columns]) for cell in study.cells))

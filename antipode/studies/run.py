@@ -41,8 +41,8 @@ def run_study(
 ) -> dict[str, Any]:
     """Compute the cells that are chosen and not finished, and return what is then known of the study (also written to
     OUT/results.json). given: settings for all cells; only: values on some axes; part (i, n): the i-th of n equal
-    parts of the runs that the chosen cells are of. A cell's value is the mean over the seeds, beside which stands
-    their deviation."""
+    parts of the runs that the chosen cells are of. A cell's value is the mean over the seeds that are finished,
+    beside which stands their deviation."""
     store = store or out
     given = given or {}
     seeds = list(dict.fromkeys(seeds))
@@ -134,17 +134,17 @@ def collect(
     """Everything known of a study, by this process or another."""
     from antipode.training.run import now
 
-    cells, means = [], []
+    cells, known = [], []
     for cell in study.cells:
         found = {str(seed): finished(folder, job) for seed, job in zip(seeds, jobs[cell.label], strict=True)}
-        values = [float(kept["value"]) for kept in found.values() if kept]
-        means.append(fmean(values) if len(values) == len(seeds) else None)
+        known.append({seed: float(kept["value"]) for seed, kept in found.items() if kept})
+        values = list(known[-1].values())
         settings = {name: value for name, value in jobs[cell.label][0].settings.items() if name != "seed"}
         cells.append(
             {
                 "at": dict(cell.at),
-                "value": means[-1],
-                "deviation": stdev(values) if len(values) == len(seeds) > 1 else None,
+                "value": fmean(values) if values else None,
+                "deviation": stdev(values) if len(values) > 1 else None,
                 "paper": cell.paper,
                 "paper_deviation": cell.deviation,
                 "values": {seed: kept and kept["value"] for seed, kept in found.items()},
@@ -161,7 +161,7 @@ def collect(
         "given": dict(given),
         "seeds": list(seeds),
         "cells": cells,
-        "claims": [claim.judge(Table(study.cells, means)) for claim in study.claims],
+        "claims": [claim.judge(Table(study.cells, known)) for claim in study.claims],
         "antipode": antipode.__version__,
         "time": now(),
     }

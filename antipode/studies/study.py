@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol
 
 from antipode.errors import check_word
@@ -49,33 +50,41 @@ def shown(value: Any) -> str:
 
 
 class NotMeasured(Exception):
-    """A claim asked for a cell that has no value yet."""
+    """A claim asked for a value that is not there yet."""
 
 
 class Table:
-    """What a claim sees: the value measured at each place of the grid, beside the paper's."""
+    """What a claim sees: the values measured at each place of the grid, one for each seed that is finished."""
 
-    def __init__(self, cells: Sequence[Cell], values: Sequence[float | None]) -> None:
+    def __init__(self, cells: Sequence[Cell], values: Sequence[Mapping[str, float]]) -> None:
         self.cells = cells
         self.values = values
 
     def __iter__(self) -> Iterator[tuple[Cell, float]]:
-        """(cell, value) of every cell, all of which must be there."""
-        for cell, value in zip(self.cells, self.values, strict=True):
-            if value is None:
-                raise NotMeasured(cell.label)
-            yield cell, value
+        """(cell, mean over its seeds) of every cell, all of which must be there."""
+        for cell, values in zip(self.cells, self.values, strict=True):
+            if not values:
+                raise NotMeasured(f"{cell.label} has no value yet")
+            yield cell, fmean(values.values())
 
     def part(self, **at: Any) -> Table:
         """The cells at these values of some axes, in the order of the grid."""
         rows = [
-            (cell, value)
-            for cell, value in zip(self.cells, self.values, strict=True)
+            (cell, values)
+            for cell, values in zip(self.cells, self.values, strict=True)
             if all(axis in cell.at and cell.at[axis] == wanted for axis, wanted in at.items())
         ]
         if not rows:
             raise KeyError(f"the grid has no cell at {at}")
-        return Table([cell for cell, _ in rows], [value for _, value in rows])
+        return Table([cell for cell, _ in rows], [values for _, values in rows])
+
+    def pairs(self, one: Settings, other: Settings) -> list[tuple[float, float]]:
+        """The values of two cells, for each seed that both have."""
+        (first,), (second,) = self.part(**one).values, self.part(**other).values
+        found = [(value, second[seed]) for seed, value in first.items() if seed in second]
+        if not found:
+            raise NotMeasured(f"{label(one)} and {label(other)} have no seed in common yet")
+        return found
 
     def row(self, **at: Any) -> list[float]:
         """The values of a part of the grid."""
@@ -88,17 +97,18 @@ class Table:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement, and a small function of the table: does it hold, and what shows it."""
+    """A statement, and a small function of the table: does it hold (None: the seeds disagree), and what shows it."""
 
     statement: str
-    check: Callable[[Table], tuple[bool, str]]
+    check: Callable[[Table], tuple[bool | None, str]]
 
     def judge(self, table: Table) -> dict[str, str]:
         try:
             holds, evidence = self.check(table)
         except NotMeasured as missing:
-            return {"statement": self.statement, "verdict": "not measured", "evidence": f"{missing} has no value yet"}
-        return {"statement": self.statement, "verdict": "holds" if holds else "does not hold", "evidence": evidence}
+            return {"statement": self.statement, "verdict": "not measured", "evidence": str(missing)}
+        verdict = "undecided" if holds is None else "holds" if holds else "does not hold"
+        return {"statement": self.statement, "verdict": verdict, "evidence": evidence}
 
 
 @dataclass(frozen=True)
