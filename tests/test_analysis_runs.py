@@ -121,7 +121,8 @@ def test_similarity_of_several_runs(run, simclr, tmp_path, features):
         assert each["images"] == sum(each["similarity"]["counts"]) == sum(each["variance"]["counts"]) == 50
         assert each["variance"]["mean"] == pytest.approx((1 - each["similarity"]["mean"]) / each["dim"], rel=1e-4)
         assert 1 / 5 < each["similarity"]["mean"] < 1
-    again = results([run], "similarity", tmp_path / "again", **options)
+    again = results([run], "similarity", tmp_path / "again", names=["a"], **options)
+    assert again[0]["name"] == "a"
     assert again[0]["similarity"] == found[0]["similarity"]
 
 
@@ -193,8 +194,8 @@ def test_training_and_tsne(run, simclr, tmp_path):
 
 
 def test_the_command_writes_into_the_run_and_says_where(run, capsys):
-    assert main(["analyse", str(run.path), "--what", "training", "--format", "svg"]) == 0
-    assert (run.path / "analysis" / "training.svg").is_file()
+    assert main(["analyse", str(run.path), "--what", "training", "--format", "svg", "--names", "64 keys"]) == 0
+    assert "64 keys" in (run.path / "analysis" / "training.svg").read_text()
     assert "training.json" in capsys.readouterr().out
 
 
@@ -212,6 +213,7 @@ def test_the_command_writes_into_the_run_and_says_where(run, capsys):
         ("--what similarity --images 1", "at least 2"),
         ("--what similarity --batch-size 0", "batch_size: given 0"),
         ("--what tsne", "takes no run"),
+        ("--what training --names a,b", "names: given 2 for 1 runs"),
     ],
 )
 def test_what_cannot_be_is_refused(run, capsys, words, said):

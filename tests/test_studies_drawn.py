@@ -49,6 +49,9 @@ def test_at_alpha_equal_to_k_a_cell_is_on_both_lines():
     assert [panel.get_title() for panel in panels] == [
         f"{judge}, {method}" for judge in ("k-NN", "linear") for method in ("moco-v2", "simclr", "simo")
     ]
+    heights = [panel.get_ylim() for panel in panels]
+    assert heights[0] == heights[1] == heights[2] and heights[0][0] < 32 and heights[0][1] > 8192  # seen side by side
+    assert heights[3] == heights[4] == heights[5]
     moco = {name: (x, y) for name, x, y in drawn_lines(panels[0])}
     ks = [16, 64, 256, 4096]
     assert moco["alpha K"] == (ks, [2 * k for k in ks]) and moco["alpha 4096"] == (ks, [k + 4096 for k in ks])

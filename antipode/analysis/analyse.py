@@ -57,6 +57,7 @@ def analyse(
     *,
     data: Data | None = None,
     out: str | os.PathLike[str] | None = None,
+    names: Sequence[str] | None = None,
     format: str = "png",
     batch_size: int = 256,
     device: str = "auto",
@@ -66,8 +67,9 @@ def analyse(
     """Look at runs and write OUT/WHAT.json and OUT/WHAT.png; both paths are returned.
 
     what: a name of ANALYSES; options: the keywords of its `measure`. data: the images, where they are not (or no
-    longer) what the runs say. out: by default the folder `analysis` of a single run. batch_size: images at once, where
-    it is not the run's own batches that are looked at. seed: of the images, views and negatives that are drawn.
+    longer) what the runs say. out: by default the folder `analysis` of a single run. names: what the runs are called in
+    the figure, by default as their folders. batch_size: images at once, where it is not the run's own batches that are
+    looked at. seed: of the images, views and negatives that are drawn.
     """
     check_word("what", what, ANALYSES)
     check_word("format", format, ("png", "svg", "pdf"))
@@ -78,6 +80,8 @@ def analyse(
             raise UsageError(f"{name}: {what} has no such setting; it takes {allowed}.")
     if bool(runs) == (what in WITHOUT_RUN):
         raise UsageError(f"{what} takes no run." if runs else f"{what}: give one run or more.")
+    if names is not None and (len(names) != len(runs) or len(set(names)) != len(names)):
+        raise UsageError(f"names: given {len(names)} for {len(runs)} runs; each run needs one of its own.")
     if batch_size < 1:
         raise UsageError(f"batch_size: given {batch_size}; at least 1 is needed.")
     opened = [Run.open(run) for run in runs]
@@ -86,7 +90,7 @@ def analyse(
     with bars() as progress, memory_errors("Lower --batch-size or --images."):
         ask = Inquiry(data, pick_device(device), seed, batch_size, progress)
         found = [analysis.measure(run, ask, **options) for run in opened] or [analysis.measure(ask, **options)]
-    results = [result | {"name": name} for result, name in zip(found, names_of(opened), strict=True)]
+    results = [result | {"name": name} for result, name in zip(found, names or names_of(opened), strict=True)]
     where = [str(run.path) for run in opened] or [""]
     written = {"analysis": what, "data": data_name(data) if data is not None else None, "seed": seed, "time": now()}
     told = [{"run": path or None, **result} for path, result in zip(where, results, strict=True)]

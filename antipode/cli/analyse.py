@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from antipode.cli.command import add_command
-from antipode.cli.judge import whole_numbers
+from antipode.cli.judge import whole_numbers, words
 
 WHAT = {
     "similarity": "how alike the augmentations of an image are (JCL, Fig. M.3)",
@@ -32,6 +32,7 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--what", required=True, choices=tuple(WHAT), metavar="NAME", help=", ".join(WHAT))
     command.add_argument("--data", help="the images, where they are not (or no longer) what the runs say")
     command.add_argument("--out", metavar="DIR", help="where NAME.json and NAME.png go (default: RUN/analysis)")
+    command.add_argument("--names", type=words, metavar="A,B,..", help="what the runs are called in the figure")
     command.add_argument("--format", choices=("png", "svg", "pdf"), default="png", help="of the figure (default: png)")
     command.add_argument("--batch-size", type=int, default=256, metavar="N",
                          help="images at once (default: 256); gradient and hardness take the run's")  # fmt: skip

@@ -25,7 +25,11 @@ def draw(study: Study, cells: Sequence[Known]) -> Figure:
     places = {place: [cell for cell in cells if place == at(cell, study.panels)] for place in product(*values)}
     places = {place: own for place, own in places.items() if own}
     figure, axes = panels(len(places), len(values[-1]) if len(values) > 1 else None)
+    alike: dict[Any, Axes] = {}  # panels of one quantity have one scale
     for panel, (place, own) in zip(axes, places.items(), strict=True):
+        first = alike.setdefault(own[0]["at"][study.columns] if study.columns in study.panels else None, panel)
+        if panel is not first:
+            panel.sharey(first)
         draw_panel(panel, study, over, own)
         panel.set_title(", ".join(map(shown, place)) or study.quantity)
     return figure
