@@ -26,6 +26,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from antipode.devices import TRITON
 from antipode.errors import UsageError
 from antipode.objectives.contrastive import NOTHING
 from antipode.randomness import lots
@@ -257,11 +258,15 @@ def _length(share: Tensor, square: Tensor, other_square: Tensor, inner: Tensor) 
 
 
 def _dots(vectors: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """x_i.x_j of the vectors (K, D) at places first and second (n, s).
+    """x_i.x_j of the vectors (K, D), which take no gradient, at places first and second (n, s).
 
-    The rows are gathered a part at a time: the products of all of a query's N hardest would be one matrix product, but
-    N^2 of them for the s that are wanted.
+    By a kernel on CUDA. Elsewhere the rows are gathered a part at a time: the products of all of a query's N hardest
+    would be one matrix product, but N^2 of them for the s that are wanted.
     """
+    if TRITON and vectors.is_cuda and vectors.dtype == torch.float32:
+        from antipode.objectives.fused_pairs import dots_of_pairs  # needs Triton
+
+        return dots_of_pairs(vectors, first, second)
     size = max(1, GATHERED // (2 * vectors.shape[1] * vectors.element_size()))
     i, j = first.flatten(), second.flatten()
     parts = [
