@@ -211,7 +211,8 @@ def test_a_warm_up_that_nobody_asked_for_fits_a_short_trial(method, data):
 def test_a_short_trial_of_mochi_has_mixtures():
     assert resolve(given(method="mochi", data="imagenet=x", epochs=15)).config.mixing_warmup == 1
     assert resolve(given(method="mochi", data="imagenet=x", epochs=16)).config.mixing_warmup == 15
-    assert resolve(given(method="mochi", epochs=5, mixing_warmup=5)).config.mixing_warmup == 5
+    never = resolve(given(method="mochi", epochs=5, mixing_warmup=5))
+    assert never.config.mixing_warmup == 5 and any("nothing is mixed before epoch 6" in note for note in never.notes)
     facts = Facts(1000, 100, False)
     assert resolve(given(method="mochi", data="./photos", epochs=3), facts=facts).config.mixing_warmup == 0
 
@@ -225,15 +226,30 @@ def test_what_the_parts_of_a_method_differ_in_is_told_whole_and_settled_by_what_
     with pytest.raises(UsageError, match="temperature") as refused:
         resolve(given(method="simclr+mochi", data="imagenet=x", head="mlp"))
     assert "--head" not in str(refused.value)
-    config = resolve(given(method="simo+mochi", head="mlp"), file=Layer("file", {"views": "moco-v2"})).config
+    with pytest.raises(UsageError) as refused:  # each with the recipe laid over the method, as it would be alone
+        resolve(given(method="simo+mochi", data="cifar10"))
+    said = [line.strip() for line in str(refused.value).splitlines()[1:]]
+    assert said == [
+        "head (simo: mlp-bn-bn, mochi: linear): give --head",
+        "temperature (simo: 0.2, mochi: 0.1): give --temperature",
+        "bn_groups (simo: 1, mochi: 8): give --bn-groups",
+    ]
+    settled = {"head": "mlp", "temperature": 0.2, "bn_groups": 1}
+    config = resolve(given(method="simo+mochi", **settled), file=Layer("file", {"views": "moco-v2"})).config
     assert (config.head, config.negatives_from, config.mixes) == ("mlp", "batch", True)
+    resolve(given(method="moco-v1+mochi", data="cifar10", views="moco-v2-small"))  # there they differ in nothing else
+    with pytest.raises(UsageError, match="bn_groups"):
+        resolve(given(method="simclr+eqco", data="cifar10", head="mlp", temperature=0.2, views="simclr", base_lr=0.1))
+    with pytest.raises(UsageError, match="positives"):
+        resolve(given(method="jcl+jcl-vanilla", keys=3))
     resolve(given(method="byol+msbreg", data="imagenet=x", lr=1, hidden=8, views="byol", weight_decay=0, batch_size=64))
 
 
 def test_every_combination_that_the_readme_names_works_as_it_is():
     for data in ("./photos", *(f"{recipe}=x" for recipe in RECIPES)):
+        told = {"backbone": "resnet18", "base_lr": 0.1} if data == "imagenet100=x" else {}  # JCL has its own there
         for joint in ("jcl", "jcl-vanilla"):
-            config = resolve(given(method=f"eqco+{joint}+mochi", data=data)).config
+            config = resolve(given(method=f"eqco+{joint}+mochi", data=data, **told)).config
             assert config.alpha and config.keys > 1 and config.mixes
 
 
@@ -249,6 +265,14 @@ def test_every_combination_that_the_readme_names_works_as_it_is():
         ({"method": "byol", "key_momentum": 0.5, "lr_drops": "0.5"}, ["lr_drops"]),
         ({"head": "linear", "hidden": 10}, ["hidden"]),
         ({"method": "supervised", "epochs": 10}, []),
+        ({"method": "jcl-vanilla", "variance_weight": 2}, ["variance_weight"]),
+        ({"brownian_weight": 1, "brownian_per_view": True}, ["brownian_per_view"]),
+        ({"brownian_weight": 1, "brownian_per_view": True, "symmetric": True}, []),
+        ({"method": "msbreg", "lr": 0.1, "lr_per_view": False}, ["lr_per_view"]),
+        ({"blur": 0, "blur_sigma": "0.1,2"}, ["blur_sigma"]),
+        ({"backbone": "resnet-tiny", "stem": "imagenet"}, ["stem"]),
+        ({"normalise": "half", "mean": "0,0,0", "std": "1,1,1"}, ["normalise"]),
+        ({"head": "mlp", "head_norm": "layer"}, ["head_norm"]),
     ],
 )
 def test_a_setting_that_has_no_effect_is_noted_if_the_user_gave_it(fields, idle):
@@ -302,3 +326,29 @@ def test_configuration_does_not_import_torch():
         "import sys, antipode.config.resolve, antipode.cli; antipode.cli.build_parser(); print('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+
+
+def test_a_choice_between_numbers_is_taken_as_text():
+    assert resolve(given(depth="16")).config.depth == 16
+    with pytest.raises(UsageError, match="8 or 16"):
+        resolve(given(depth="12"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "note"),
+    [
+        ({"method": "simo", "batch_size": 32, "negatives": 500}, "negatives: 500 asked for, and all 31 at hand"),
+        ({"negatives": 2000, "queue_size": 100, "batch_size": 32}, "negatives: 2000 asked for, and all 100 at hand"),
+        ({"method": "simclr", "batch_size": 32, "negatives": 63}, "negatives: 63 asked for, and all 62 at hand"),
+        ({"method": "eqco+mochi", "data": "shapes"}, "hardest: 256 asked for, and all 64 negatives of a query"),
+    ],
+)
+def test_more_negatives_than_there_are_is_said(fields, note):
+    assert any(said.startswith(note) for said in resolve(given(**fields)).notes)
+
+
+def test_few_images_have_few_negatives_that_weigh_as_their_queue():
+    config = resolve(given(method="eqco", data="./photos"), facts=Facts(36, 100, False)).config
+    assert (config.negatives, config.alpha, config.queue_size) == (16, 16, 16)
+    large = resolve(given(method="eqco", data="./photos"), facts=Facts(1_000_000, 300, True)).config
+    assert (large.negatives, large.alpha) == (256, 65536)

@@ -227,6 +227,9 @@ def test_telemetry_is_the_papers():
     s0, s = ((query * key).sum(1) / 0.2).double().exp(), (query @ negatives.T / 0.2).double().exp().mean(1)
     assert health["gradient_norm_bound"] == pytest.approx((10 * (1 - s0 / (s0 + 70 * s))).mean().item(), rel=1e-5)
     assert health["log_k"] == pytest.approx(math.log(71))
+    plain = method(20, mixing=Mixing(hardest=8, pairs=6, with_query=3))
+    mixes = plain(images(2), inputs(plain)).health
+    assert mixes["log_k"] == pytest.approx(math.log(1 + 20 + 6 + 3))  # all that the loss is over
     assert health["gradient_norm"] < health["gradient_norm_bound"]
 
 

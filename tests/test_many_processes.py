@@ -63,6 +63,8 @@ def test_two_processes_train_as_one_and_only_the_first_writes(alone, tmp_path):
     status, out, errors = finish(torchrun(2, *SHORT, "--out", tmp_path / "run"))
     assert status == 0, errors
     assert measured(tmp_path / "run") == pytest.approx(measured(alone), rel=2e-3)
+    for name in ("effective_rank", "uniformity"):  # of the whole batch
+        assert measured(tmp_path / "run", name) == pytest.approx(measured(alone, name), rel=1e-2)
     # of 500 queries a few may change sides with the rounding; tests/test_ranks.py is exact about equal weights
     assert measured(tmp_path / "run", "knn") == pytest.approx(measured(alone, "knn"), abs=1.0)
     assert len(measured(alone, "knn")) == 2

@@ -92,7 +92,7 @@ METHODS: dict[str, Method] = {
         title="infinitely many keys of an image, by the variance of a few",
         paper="Cai et al., JCL, NeurIPS 2020",
         needs="1 + M' views, a queue, a slow copy; no labels",
-        patch={**MOCO_V2, "keys": 4, "variance_weight": 2.0},
+        patch={**MOCO_V2, "keys": 4, "positives": "joint", "variance_weight": 2.0},
     ),
     "jcl-vanilla": Method(
         title="several keys of an image, each with a term of its own",
@@ -172,12 +172,14 @@ def combined(name: str, patches: Mapping[str, Patch]) -> Patch:
     return {field: value for part in name.split("+") for field, value in patches.get(part, {}).items()}
 
 
-def disputes(name: str, patches: Mapping[str, Patch]) -> dict[str, str]:
-    """The fields that the parts of a method set to different values, and who sets what."""
+def disputes(name: str, *layers: Mapping[str, Patch]) -> dict[str, str]:
+    """The fields that the parts of a method would have different values of, each alone, and who would have what.
+    layers: patches by part, the later over the earlier; "*" is for every part."""
     sides: dict[str, dict[str, Any]] = {}
     for part in name.split("+"):
-        for field, value in patches.get(part, {}).items():
-            sides.setdefault(field, {})[part] = value
+        for patches in layers:
+            for field, value in {**patches.get("*", {}), **patches.get(part, {})}.items():
+                sides.setdefault(field, {})[part] = value
     return {
         field: ", ".join(f"{part}: {value}" for part, value in values.items())
         for field, values in sides.items()

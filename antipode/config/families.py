@@ -141,10 +141,17 @@ class ContrastiveConfig(MixingFields, JointFields, ContrastiveFields, EmbeddingC
 
     @property
     def notes(self) -> list[str]:
-        at_hand = self.queue_size if self.negatives_from == "queue" else self.batch_size - 1
+        in_batch = 2 * self.batch_size - 2 if self.both_views else self.batch_size - 1
+        at_hand = self.queue_size if self.negatives_from == "queue" else in_batch
+        found = []
+        if self.negatives is not None and self.negatives > at_hand:
+            found.append(f"negatives: {self.negatives} asked for, and all {at_hand} at hand are taken.")
+        if self.mixes and self.mixing_warmup >= self.epochs:
+            found.append(f"mixing_warmup: nothing is mixed before epoch {self.mixing_warmup + 1}, beyond this run.")
+        at_hand = min(at_hand, self.negatives or at_hand)
         if self.mixes and self.hardest is not None and self.hardest > at_hand:
-            return [f"hardest: {self.hardest} asked for, and all {at_hand} negatives at hand are taken."]
-        return []
+            found.append(f"hardest: {self.hardest} asked for, and all {at_hand} negatives of a query are taken.")
+        return found
 
 
 class RegressionConfig(RegressionFields, EmbeddingConfig):

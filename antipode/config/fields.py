@@ -23,6 +23,11 @@ def split_commas(value: Any) -> Any:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
+def as_number(value: Any) -> Any:
+    """A number from the command line, where it must be one of a few."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
 def two_numbers(value: Any) -> Any:
     parts = split_commas(value)
     if not isinstance(parts, list | tuple) or len(parts) != 2:
@@ -62,7 +67,9 @@ class DataFields(Section):
     classes: Names | None = Field(None, description="only these classes, by name")
     fraction: float = Field(1.0, gt=0, le=1, description="a seeded share of the images, stratified by label")
     channels: Count = Field(3, description="input channels")
-    depth: Literal[8, 16] = Field(8, description="bits a channel; 16 keeps the depth of 16-bit images")
+    depth: Annotated[Literal[8, 16], BeforeValidator(as_number)] = Field(
+        8, description="bits a channel; 16 keeps the depth of 16-bit images"
+    )
     normalise: str = Field("computed", description="mean and deviation: computed, imagenet, cifar10, cifar100, half")
     mean: Numbers | None = Field(None, description="mean per channel in [0, 1]; overrides normalise")
     std: Numbers | None = Field(None, description="deviation per channel; overrides normalise")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from antipode.config.families import Config
 from antipode.config.fields import MixingFields
+from antipode.modules.names import RESNETS, WIDE
 from antipode.views.policies import Policy
 
 
@@ -16,6 +17,11 @@ class Idle(NamedTuple):
     fields: Iterable[str]
     when: Callable[[Any], bool]
     because: str
+
+
+def one_view(config: Any) -> bool:
+    """Whether the loss has a gradient for one view of an image alone."""
+    return getattr(config, "key_encoder", None) == "slow" and not config.symmetric
 
 
 IDLE = (
@@ -28,6 +34,7 @@ IDLE = (
         lambda c: c.keys == 1,
         "keys is 1",
     ),
+    Idle(("variance_weight", "variance_ramp"), lambda c: c.positives != "joint", "each key has a term of its own"),
     Idle(("variance_ramp",), lambda c: c.variance_weight == 0, "variance_weight is 0"),
     Idle(("queue_size",), lambda c: c.negatives_from == "batch", "negatives_from is batch"),
     Idle(("shared_draw",), lambda c: c.negatives is None, "all negatives at hand are taken"),
@@ -40,6 +47,11 @@ IDLE = (
     Idle(("head_norm",), lambda c: c.head in ("linear", "mlp"), "this head has no norm"),
     Idle(("singular_form",), lambda c: c.singular_weight == 0, "singular_weight is 0"),
     Idle(("brownian_per_view",), lambda c: c.brownian_weight == 0, "brownian_weight is 0"),
+    Idle(("brownian_per_view",), one_view, "the loss moves one view of an image"),
+    Idle(("lr_per_view",), lambda c: c.lr is not None, "lr is given"),
+    Idle(("normalise",), lambda c: c.mean is not None, "mean and std are given"),
+    Idle(("blur_sigma",), lambda c: c.blur == 0, "blur is 0"),
+    Idle(("stem", "zero_init_residual"), lambda c: c.backbone not in (*RESNETS, *WIDE), "it is for built-in ResNets"),
     Idle(("lr_drops",), lambda c: c.lr_schedule != "step", "lr_schedule is not step"),
     Idle(("warmup_kind",), lambda c: c.warmup_epochs == 0, "warmup_epochs is 0"),
     Idle(Policy.__dataclass_fields__, lambda c: c.views == "custom", "the views are given from Python"),

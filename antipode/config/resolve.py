@@ -138,15 +138,14 @@ def resolve(given: Layer, *, file: Layer | None = None, facts: Facts | None = No
     known = FAMILIES[family_of(method)].model_fields
     patches = {name: entry.patch for name, entry in METHODS.items()}
     own = combined(method, patches)
-    disputed = disputes(method, patches)
     recipe = named["recipe"] if named.get("recipe") else recipe_of(data)
-    layers = [Layer(f"method {method}", own)]
+    layers, by_recipe = [Layer(f"method {method}", own)], {}
     if recipe is not None:
         check_word("recipe", recipe, RECIPES)
-        patches = RECIPES[recipe]
-        common = {name: value for name, value in patches["*"].items() if name in known}
-        layers.append(Layer(f"recipe {recipe}", {**common, **combined(method, patches), "recipe": recipe}))
-        disputed |= disputes(method, patches)
+        by_recipe = RECIPES[recipe]
+        common = {name: value for name, value in by_recipe["*"].items() if name in known}
+        layers.append(Layer(f"recipe {recipe}", {**common, **combined(method, by_recipe), "recipe": recipe}))
+    disputed = disputes(method, patches, by_recipe)
     settled = named.keys() | ({"base_lr"} if named.get("lr") else set())
     refuse_disputes(method, {field: sides for field, sides in disputed.items() if field not in settled})
 

@@ -32,7 +32,8 @@ def sized(facts: Facts, method: Patch, given: Mapping[str, Any]) -> Patch:
 
     - The view is as large as the images allow; on a CPU at most 96.
     - An epoch has at least 8 steps, and the queue at most half of the images (a queue larger than the data
-      holds every image's own old keys as negatives).
+      holds every image's own old keys as negatives). A method with fewer negatives has no more than that either,
+      and they weigh as such a queue.
     - On a GPU few images are seen more often: 800 epochs of 500 images down to 100 of a million; on a CPU the
       run is held to about 200,000 images.
     - The slow copy of a short run must be quicker, or it never leaves its starting point.
@@ -53,6 +54,8 @@ def sized(facts: Facts, method: Patch, given: Mapping[str, Any]) -> Patch:
     epochs = given.get("epochs", epochs)
     batch_size = given.get("batch_size", power_of_two(count / 8, 2, 256 if facts.cuda else 128))
     steps = epochs * (count // batch_size)
+    queue_size = power_of_two(count / 2, min(batch_size, 65536), 65536)
+    few = ("negatives", "alpha") if "negatives" in method else ()
     return {
         "image_size": image_size,
         "backbone": backbone,
@@ -60,7 +63,8 @@ def sized(facts: Facts, method: Patch, given: Mapping[str, Any]) -> Patch:
         "views": f"{method['views']}-small" if small else method["views"],
         "epochs": epochs,
         "batch_size": batch_size,
-        "queue_size": power_of_two(count / 2, min(batch_size, 65536), 65536),
+        "queue_size": queue_size,
+        **{name: min(method[name], queue_size) for name in few},
         "bn_groups": method.get("bn_groups", max(1, batch_size // 32)),
         "warmup_epochs": min(method.get("warmup_epochs", 0), epochs // 10),
         "key_momentum": min(0.99 if steps < 50_000 else 0.999, method.get("key_momentum", 0.999)),

@@ -107,8 +107,9 @@ def refuse_others(protocol: str, judge: Callable[..., Any], given: dict[str, Any
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     for name in given:
         if name not in known:
-            takes = ", ".join(known) or "nothing of the kind"
-            raise UsageError(f"{name}: protocol {protocol} does not take it; it takes {takes}.")
+            called = {"row": "row (--as)"}
+            takes = ", ".join(called.get(each, each) for each in known) or "nothing of the kind"
+            raise UsageError(f"{called.get(name, name)}: protocol {protocol} does not take it; it takes {takes}.")
 
 
 def check_features(features: str) -> None:

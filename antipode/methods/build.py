@@ -16,7 +16,7 @@ from antipode.methods.regression import Regression
 from antipode.methods.supervised import Supervised
 from antipode.modules.backbones import build_backbone, feature_dim
 from antipode.modules.heads import projection_head
-from antipode.modules.norms import part_batch_norms, use_norm
+from antipode.modules.norms import batch_norms, part_batch_norms, use_norm
 from antipode.modules.queue import KeyQueue
 from antipode.objectives.mixing import Mixing
 from antipode.randomness import generator, stream
@@ -132,7 +132,8 @@ def build_supervised(config: SupervisedConfig, backbone: nn.Module, features: in
 
 def build_head(config: EmbeddingConfig, features: int) -> nn.Module:
     head = projection_head(config.head, features, config.dim, config.hidden)
-    use_norm(head, config.head_norm)
+    if batch_norms(head):  # idle.py tells who asked for another norm of a head that has none
+        use_norm(head, config.head_norm)
     return head
 
 

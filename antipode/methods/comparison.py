@@ -68,10 +68,12 @@ def signs_of_health(
     *,
     temperature: float,
     alpha: float | None,
+    alpha_on: str = "all",
 ) -> dict[str, Tensor]:
     """Label-free signs of health on a few queries; scores in float32, as in the loss. loss: the mean over queries.
 
-    log_k: log(1 + K), with EqCo log(1 + alpha): the loss of an encoder that cannot tell keys from negatives.
+    log_k: log(1 + K), with EqCo log(1 + alpha): the loss of an encoder that cannot tell keys from negatives, of which
+    what is mixed is part.
     mutual_information_bound: log(1 + alpha) - L (EqCo Fig. 1), a bound only for one key and real negatives that
     do not depend on the query: so it is taken from these also where the loss has more. gradient_norm and its
     deviation over queries: |dL/dq| of the loss on real negatives (EqCo Fig. 2), beside the bound of its Theorem 2.
@@ -109,5 +111,8 @@ def signs_of_health(
         kinds = {kind: found for kind, found in kinds.items() if found.shape[1]}
         signs |= {f"highest_{kind}": highest_score(found) for kind, found in kinds.items()}
         signs["highest_negative"] = highest_score(met)
+        if alpha is None or alpha_on == "real":
+            more = sum(((found > NOTHING).sum(dim=1) for found in kinds.values()), torch.zeros_like(weight))
+            signs["log_k"] = torch.log1p(weight + more).mean()
         signs["accuracy_among_synthetic"] = proxy_accuracy(positive, met, *kinds.values())
     return signs

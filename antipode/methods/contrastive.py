@@ -302,5 +302,6 @@ class Contrastive(Method):
             mixed,
             temperature=self.temperature,
             alpha=self.alpha,
+            alpha_on=self.alpha_on,
         )
         return signs if self.queue is None else signs | {"queue_fill": self.queue.fill}

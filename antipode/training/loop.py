@@ -17,7 +17,7 @@ from torch import Tensor
 from antipode.config.resolve import Config
 from antipode.data.loader import Loader
 from antipode.devices import send
-from antipode.distributed import any_rank, average, averaging_gradients, mine, rank, world
+from antipode.distributed import any_rank, average, averaging_gradients, gather, mine, rank, world
 from antipode.errors import AntipodeError, UsageError
 from antipode.methods.method import Method, Moment, Step
 from antipode.randomness import generator
@@ -246,9 +246,10 @@ class Training:
                 record |= online()
             except (AntipodeError, torch.OutOfMemoryError) as error:  # a run must not die of being looked at
                 listener.warn(f"online k-NN failed: {error}")
+        embedding = gather(step.embedding.detach())  # of the whole batch: the same for any number of ranks
         if log is None:
             return
-        record |= {name: round(value, 6) for name, value in spread(step.embedding).items()}
+        record |= {name: round(value, 6) for name, value in spread(embedding).items()}
         log.write(record)
         listener.line(record)
         for warning in warnings(record):

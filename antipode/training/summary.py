@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from antipode.evaluation.embedding import neighbour_sheet
 from antipode.evaluation.inputs import usable_rows
 from antipode.evaluation.knn import knn, neighbours
 from antipode.methods.method import Method
+from antipode.modules.names import CUSTOM
 from antipode.objectives.geometry import alignment, effective_rank, uniformity
 from antipode.training.make_views import MakeViews
 from antipode.training.prepare import Prepared
@@ -144,8 +146,9 @@ def summarise(
         f"(lower: more even), effective rank {value['effective_rank']:.0f}",
         f"  neighbours to look at: {run.path / 'neighbours.png'}",
     ]
-    if images.labels is not None and not images.multi_label:
-        lines.append(f"With labels: antipode evaluate {run.path} --protocol knn --data {config.data}")
+    if images.labels is not None and not images.multi_label and config.data != CUSTOM:
+        words = shlex.join(["antipode", "evaluate", str(run.path), "--protocol", "knn", "--data", config.data])
+        lines.append(f"With labels: {words}")
     for line in lines + (describe(loader.broken) if held_out is not None else []):
         listener.say(line)
     if not value["effective_rank"] >= COLLAPSED_RANK:
