@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -115,6 +116,7 @@ def test_the_transfer_rows_are_the_supplements():
         assert (row.lr, row.batch_size, row.momentum, row.nesterov, row.weight_decay) == ((0.2,), 256, 0.9, False, 1e-4)
     byol = PROTOCOLS["byol"]
     assert (byol.epochs, byol.nesterov, byol.momentum, byol.lr[0] / byol.batch_size) == (80, True, 0.9, 0.2 / 256)
+    assert [byol.factor(epoch) for epoch in (0, 40, 60)] == pytest.approx([1, 0.5, 0.5 - math.sqrt(0.125)])
 
 
 def test_svm_of_one_label_an_image(run, capsys):
@@ -177,7 +179,7 @@ def test_what_a_protocol_does_not_take_is_refused(run, capsys):
         (["semi", "--fraction", "0.001"], "leaves class 'red' without any"),
         (
             ["linear", "--fraction", "0.1"],
-            "fraction: protocol linear does not take it; it takes row, lr, epochs, augment",
+            "fraction: protocol linear does not take it; it takes row (--as), lr, epochs, augment",
         ),
         (["svm", "--k", "3"], "k: protocol svm does not take it"),
         (["finetune", "--as", "moco"], "Allowed: msbreg-1%, msbreg-10%, full"),

@@ -31,7 +31,6 @@ from antipode.evaluation.linear import (
 )
 from antipode.modules.norms import GroupedBatchNorm
 from antipode.randomness import generator
-from antipode.training.schedules import learning_rate
 from antipode.views.evaluation import Preprocess
 from antipode.views.policies import POLICIES
 
@@ -41,17 +40,12 @@ Progress = Callable[[int], None]
 @dataclass(frozen=True)
 class FineTuning(LinearProtocol):
     """lr: of the classifier; encoder_lr: of the backbone, 0 to leave it as it is. Several of either: every pair is
-    tried. Without drops the rates follow a cosine. views: the name of a policy."""
+    tried. views: the name of a policy."""
 
     drops: tuple[int, ...] = ()
     nesterov: bool = True
     encoder_lr: tuple[float, ...] = (0.0,)
     views: str = "supervised"
-
-    def factor(self, epoch: int) -> float:
-        if self.drops:
-            return super().factor(epoch)
-        return learning_rate(epoch, peak=1.0, epochs=self.epochs, steps_per_epoch=1)
 
     @property
     def pairs(self) -> list[tuple[float, float]]:

@@ -18,6 +18,7 @@ from antipode.errors import AntipodeError, UsageError
 from antipode.evaluation.features import Features
 from antipode.evaluation.inputs import class_numbers, require_finite, stratified_split, usable_rows
 from antipode.randomness import generator
+from antipode.training.schedules import learning_rate
 
 HELD_OUT = 0.1  # of the training images, to choose between learning rates
 
@@ -25,7 +26,7 @@ HELD_OUT = 0.1  # of the training images, to choose between learning rates
 @dataclass(frozen=True)
 class LinearProtocol:
     """How the layer is trained. lr: one rate, or several to choose from; drops: the numbers of epochs after
-    which the rate is multiplied by gamma."""
+    which the rate is multiplied by gamma; without any it follows a cosine."""
 
     lr: tuple[float, ...] = (30.0,)
     batch_size: int = 256
@@ -38,6 +39,8 @@ class LinearProtocol:
 
     def factor(self, epoch: int) -> float:
         """What the rates are multiplied by in this epoch, counted from 0."""
+        if not self.drops:
+            return learning_rate(epoch, peak=1.0, epochs=self.epochs, steps_per_epoch=1)
         return self.gamma ** sum(epoch >= drop for drop in self.drops)
 
 
@@ -46,7 +49,7 @@ PROTOCOLS = {
     "mochi-imagenet": LinearProtocol(batch_size=512),
     "jcl-imagenet100": LinearProtocol(lr=(10.0,)),
     "mochi-imagenet100": LinearProtocol(lr=(10.0,), batch_size=128, epochs=60, drops=(30, 40, 50)),
-    # 0.2 per 256 images; no drop is stated
+    # 0.2 per 256 images; the cosine is that of BYOL's released code
     "byol": LinearProtocol(lr=(0.2 * 1024 / 256,), batch_size=1024, epochs=80, drops=(), nesterov=True),
     # MSBReg's transfer, by the data's name: x0.1 twice at equal intervals
     "inaturalist2018": LinearProtocol(lr=(0.2,), epochs=84, drops=(28, 56), weight_decay=1e-4),

@@ -23,6 +23,7 @@ from antipode.evaluation.linear import PROTOCOLS, LinearProtocol, count_classes
 from antipode.evaluation.subject import Split, Subject
 from antipode.evaluation.svm import SvmProtocol, check_marks, require_scikit_learn, svm
 
+TRANSFER = ("inaturalist2018", "places205")  # data with rows of PROTOCOLS that are named after them
 FEW = 0.03  # a share of labels nearer to 1 % than to 10 %: the encoder is frozen
 SMALL = 64  # inputs up to this size are fine-tuned on larger crops, as they are pre-trained on views of their own
 Rules = TypeVar("Rules", bound=LinearProtocol)
@@ -90,7 +91,7 @@ def judge_transfer(
 ) -> Verdict:
     """`linear` with MSBReg's settings for this data set; other data have those of iNaturalist, the longer ones."""
     if row is None:
-        row = train.name if train.name in PROTOCOLS else "inaturalist2018"
+        row = train.name if train.name in TRANSFER else "inaturalist2018"
     return judge_linear(subject, train, test, seed, row=row, lr=lr, epochs=epochs, augment=augment)
 
 

@@ -40,13 +40,15 @@ def brownian_loss(embeddings: Tensor, directions: Tensor) -> Tensor:
 
 
 def gram_loss(z: Tensor) -> Tensor:
-    """|(d/M) Z'Z - I|^2 for unit rows Z (M, d): least where all singular values are equal. A reconstruction.
+    """|(d/M) Z'Z - I|^2 / d for unit rows Z (M, d): least where all singular values are equal. A reconstruction.
 
-    The squares of the singular values add up to M, so the loss is the sum of their squared deviations from that: no
-    decomposition is needed.
+    The squares of the singular values add up to M, so over M/d they are 1 on average, and the loss is the mean of their
+    squared deviations from it: no decomposition is needed. Summed over the d of them, MSBReg's weight of 0.004 would
+    make it many times as strong as the regression that it goes with.
     """
-    gram = z.T @ z * (z.shape[1] / len(z))
-    return (gram - torch.eye(z.shape[1], dtype=z.dtype, device=z.device)).square().sum()
+    dim = z.shape[1]
+    gram = z.T @ z * (dim / len(z))
+    return (gram - torch.eye(dim, dtype=z.dtype, device=z.device)).square().sum() / dim
 
 
 def nuclear_loss(z: Tensor) -> Tensor:
@@ -56,11 +58,12 @@ def nuclear_loss(z: Tensor) -> Tensor:
 
 
 def correlation_loss(z: Tensor, eps: float = 1e-6) -> Tensor:
-    """Sum of the squared correlations between different dimensions of Z (M, d), each pair twice. A reconstruction."""
+    """The squared correlations of a dimension of Z (M, d) with all others, on average over dimensions. A
+    reconstruction."""
     centred = z - z.mean(dim=0)
     standard = centred * torch.rsqrt(centred.square().mean(dim=0) + eps)
     correlations = standard.T @ standard / len(z)
-    return correlations.square().sum() - correlations.diagonal().square().sum()
+    return (correlations.square().sum() - correlations.diagonal().square().sum()) / z.shape[1]
 
 
 SINGULAR_LOSSES = {"gram": gram_loss, "nuclear": nuclear_loss, "correlation": correlation_loss}

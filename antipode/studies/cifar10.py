@@ -1,8 +1,8 @@
 """What the grids of ours on CIFAR-10 share: the length of the runs, and how they are judged.
 
 The recipe is the small-data one of `antipode pretrain --data cifar10`, with one schedule for all methods: a cosine by
-step after a short warm-up, and a rate that suits so short a run. Where a method is compared with itself, only what is
-studied differs.
+step after a short warm-up, and the rate that was best for MoCo v2 in so short a run (docs/studies.md). Where a method
+is compared with itself, only what is studied differs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from antipode.studies.study import Cell, Settings
 EPOCHS = 24
 SCHEDULE: dict[str, object] = {
     "epochs": EPOCHS,
+    "base_lr": 0.24,
     "lr_update": "step",
     "warmup_epochs": EPOCHS // 12,
     "warmup_kind": "before",

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from antipode.config.families import INCIDENTAL
@@ -60,14 +61,25 @@ class Pretraining:
             yield from self.run_each(jobs, store, device)
 
     def run_each(self, jobs: Sequence[Job], store: Path, device: str) -> Iterator[Measured]:
+        from antipode.training.telemetry import Diverged
+
         runs: dict[str, Run] = {}
+        failed: dict[str, str] = {}
         for job in jobs:
             fields, judging = self.split(job.given)
             started = time.monotonic()
             name = name_of_run(fields)
-            run = runs[name] = runs.get(name) or trained(fields, store / "runs", device)
+            if name in failed:
+                yield Measured(job, None, {"run": name, "failure": failed[name]})
+                continue
+            try:
+                run = runs[name] = runs.get(name) or trained(fields, store / "runs", device)
+            except Diverged as error:  # is a result: the others go on
+                failed[name] = str(error)
+                yield Measured(job, None, {"run": name, "failure": failed[name]})
+                continue
             value, result = judge(run, judging, device)
-            about = {"run": name, "seconds": round(time.monotonic() - started, 1), "result": result}
+            about = {"run": name, "seconds": round(time.monotonic() - started, 1), **speed_of(run), "result": result}
             yield Measured(job, value, about)
 
     def split(self, given: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -81,6 +93,15 @@ class Pretraining:
         for name in judging:
             check_word("set", PREFIX + name, allowed)
         return fields, judging
+
+
+def speed_of(run: Run) -> dict[str, float]:
+    """Images a second, the median line's, and on a card the most memory: as the run logged them."""
+    from antipode.training.telemetry import read_metrics
+
+    lines = list(read_metrics(run.metrics_file))
+    found = {"images_per_second": round(median(line["images_per_second"] for line in lines))} if lines else {}
+    return found | ({"memory_mib": lines[-1]["memory_mib"]} if lines and "memory_mib" in lines[-1] else {})
 
 
 def settings_of_run(fields: Settings) -> dict[str, Any]:

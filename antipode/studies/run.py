@@ -24,6 +24,7 @@ from antipode.errors import UsageError
 from antipode.files import write_text
 from antipode.studies.study import Cell, Job, Measured, Settings, Study, Table
 
+TOLD = ("run", "images_per_second", "memory_mib", "failure")  # of what is kept with a cell, where there is such
 MAKER = ("antipode", "commit")  # version and commit of what computed a cell
 
 
@@ -58,7 +59,8 @@ def run_study(
     for number, measured in enumerate(study.runner.run(list(waiting.values()), store, device), 1):
         keep(folder, study, measured)
         where = labels[measured.job.address] + (f", seed {measured.job.given['seed']}" if len(seeds) > 1 else "")
-        say(f"{number}/{len(waiting)}  {where}: {measured.value:.2f}")
+        found = measured.details.get("failure") if measured.value is None else f"{measured.value:.2f}"
+        say(f"{number}/{len(waiting)}  {where}: {found}")
     results = collect(study, folder, jobs, seeds, given)
     if len(versions := makers(results)) > 1:
         say(f"these cells were computed by {len(versions)} versions of antipode: {', '.join(versions)}")
@@ -128,6 +130,10 @@ def makers(results: Mapping[str, Any]) -> list[str]:
     return sorted({" ".join(by[name] for name in MAKER if by[name]) for by in made})
 
 
+def told(kept: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: kept[name] for name in TOLD if name in kept}
+
+
 def collect(
     study: Study, folder: Path, jobs: Mapping[str, Sequence[Job]], seeds: Sequence[int], given: Settings
 ) -> dict[str, Any]:
@@ -137,7 +143,7 @@ def collect(
     cells, known = [], []
     for cell in study.cells:
         found = {str(seed): finished(folder, job) for seed, job in zip(seeds, jobs[cell.label], strict=True)}
-        known.append({seed: float(kept["value"]) for seed, kept in found.items() if kept})
+        known.append({seed: float(kept["value"]) for seed, kept in found.items() if kept and kept["value"] is not None})
         values = list(known[-1].values())
         settings = {name: value for name, value in jobs[cell.label][0].settings.items() if name != "seed"}
         cells.append(
@@ -148,6 +154,9 @@ def collect(
                 "paper": cell.paper,
                 "paper_deviation": cell.deviation,
                 "values": {seed: kept and kept["value"] for seed, kept in found.items()},
+                "told": {
+                    seed: kept and {name: kept[name] for name in TOLD if name in kept} for seed, kept in found.items()
+                },
                 "made_by": {seed: kept and {name: kept.get(name) for name in MAKER} for seed, kept in found.items()},
                 "addresses": [job.address for job in jobs[cell.label]],
                 "settings": settings,

@@ -122,10 +122,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Measured:
-    """The number of a job, and what is worth keeping beside it."""
+    """The number of a job, None where it has none (its run diverged), and what is worth keeping beside it."""
 
     job: Job
-    value: float
+    value: float | None
     details: Settings = field(default_factory=dict)
 
 

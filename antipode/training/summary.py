@@ -20,11 +20,11 @@ from antipode.evaluation.inputs import usable_rows
 from antipode.evaluation.knn import knn, neighbours
 from antipode.methods.method import Method
 from antipode.modules.names import CUSTOM
-from antipode.objectives.geometry import alignment, effective_rank, uniformity
+from antipode.objectives.geometry import alignment, effective_rank, feature_deviation, uniformity
 from antipode.training.make_views import MakeViews
 from antipode.training.prepare import Prepared
 from antipode.training.run import Run
-from antipode.training.telemetry import COLLAPSED_RANK, Listener
+from antipode.training.telemetry import COLLAPSED_DEVIATION, COLLAPSED_RANK, Listener
 
 HELD_OUT_IMAGES = 2000
 BANK_IMAGES = 20_000
@@ -151,9 +151,11 @@ def summarise(
         lines.append(f"With labels: {words}")
     for line in lines + (describe(loader.broken) if held_out is not None else []):
         listener.say(line)
-    if not value["effective_rank"] >= COLLAPSED_RANK:
+    deviation = float(feature_deviation(pairs[0]))
+    if not (value["effective_rank"] >= COLLAPSED_RANK and deviation >= COLLAPSED_DEVIATION):
         listener.warn(
             f"collapsed: the features of different images lie on a line or in a point (effective rank "
-            f"{value['effective_rank']:.1f}): this backbone has learnt nothing of use. metrics.jsonl says when it "
-            "happened; train anew with a lower --lr, more --warmup-epochs, --singular-weight or --brownian-weight."
+            f"{value['effective_rank']:.1f}, deviation {deviation:.3f} where 1 is an even spread): this backbone has "
+            "learnt nothing of use. metrics.jsonl says when it happened; train anew with a lower --lr, more "
+            "--warmup-epochs, --singular-weight or --brownian-weight."
         )

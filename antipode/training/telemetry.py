@@ -127,10 +127,14 @@ def spread(embedding: Tensor) -> dict[str, float]:
     }
 
 
+class Diverged(AntipodeError):
+    """The loss is no number any more."""
+
+
 def check_finite(loss: float, step: int, last_good: str) -> None:
     """Stop at a loss that is no number: everything after it is lost time."""
     if not math.isfinite(loss):
-        raise AntipodeError(
+        raise Diverged(
             f"the loss became {loss} by step {step}. {last_good} Start a new run with a lower --lr, --clip-norm 1, "
             "--warmup-epochs or --precision fp32; --init takes the weights of a good checkpoint along."
         )
@@ -142,10 +146,13 @@ def warnings(record: dict[str, Any]) -> Iterator[str]:
         return
     deviation, rank = record["feature_deviation"], record["effective_rank"]
     if deviation < COLLAPSED_DEVIATION or rank < COLLAPSED_RANK:
+        what = "different images get nearly the same embedding" if deviation < COLLAPSED_DEVIATION else (
+            "the embeddings of different images lie nearly on a line"
+        )  # fmt: skip
         yield (
-            f"collapse: different images get nearly the same embedding (deviation {deviation:.3f} where 1 is an even "
-            f"spread, effective rank {rank:.1f}). Lower --lr, add --warmup-epochs, spread them by --singular-weight or "
-            "--brownian-weight, or check that the images differ."
+            f"collapse: {what} (deviation {deviation:.3f} where 1 is an even spread, effective rank {rank:.1f}). Lower "
+            "--lr, add --warmup-epochs, spread them by --singular-weight or --brownian-weight, or check that the "
+            "images differ."
         )
     if record["wait_share"] > STARVING:
         yield (
