@@ -92,6 +92,11 @@ class Results:
         first = next(iter(rows.values()), row).get("images_per_second")
         if first and "images_per_second" in row:
             row["times_the_first"] = round(row["images_per_second"] / first, 2)
+        if section.startswith("methods") and rows and "ms" in row:  # small differences
+            base = next(iter(rows.values()))
+            row["slower_percent"] = round(100 * (row["ms"] / base["ms"] - 1), 2)
+            if "peak_memory_mib" in row:
+                row["step_mib_over_first"] = step_mib(row) - step_mib(base)
         rows[name] = row
         print(f"  {name:<40} {in_words(row)}", flush=True)
         self.write()
@@ -110,6 +115,11 @@ class Results:
         self.file.write_text(json.dumps(found, indent=1) + "\n")
 
 
+def step_mib(row: Row) -> int:
+    """The peak without the views that wait for their turn."""
+    return row["peak_memory_mib"] - row.get("views_mib", 0)
+
+
 def in_words(row: Row) -> str:
     """A row of the table."""
     if "error" in row:
@@ -121,6 +131,8 @@ def in_words(row: Row) -> str:
         words.append(f"{row['images_per_second']:>9,} images/s")
     if "times_the_first" in row:
         words.append(f"{row['times_the_first']:>6.2f} x")
+    if "slower_percent" in row:
+        words.append(f"{row['slower_percent']:>+7.2f} %")
     if "peak_memory_mib" in row:
         words.append(f"{row['peak_memory_mib']:>7,} MiB")
     if "seconds_to_start" in row:

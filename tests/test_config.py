@@ -222,7 +222,7 @@ def test_what_the_parts_of_a_method_differ_in_is_told_whole_and_settled_by_what_
         resolve(given(method="simclr+mochi", data="imagenet=x"))
     said = str(refused.value).splitlines()[1:]
     assert said[0].strip() == "head (simclr: mlp-bn, mochi: mlp): give --head"
-    assert [line.split()[0] for line in said] == ["head", "temperature", "views"]
+    assert [line.split()[0] for line in said] == ["head", "temperature", "views", "bn_groups"]
     with pytest.raises(UsageError, match="temperature") as refused:
         resolve(given(method="simclr+mochi", data="imagenet=x", head="mlp"))
     assert "--head" not in str(refused.value)
@@ -247,7 +247,9 @@ def test_what_the_parts_of_a_method_differ_in_is_told_whole_and_settled_by_what_
 
 def test_every_combination_that_the_readme_names_works_as_it_is():
     for data in ("./photos", *(f"{recipe}=x" for recipe in RECIPES)):
-        told = {"backbone": "resnet18", "base_lr": 0.1} if data == "imagenet100=x" else {}  # JCL has its own there
+        told = (
+            {"backbone": "resnet18", "base_lr": 0.1, "queue_size": 100} if data == "imagenet100=x" else {}
+        )  # JCL has its own
         for joint in ("jcl", "jcl-vanilla"):
             config = resolve(given(method=f"eqco+{joint}+mochi", data=data, **told)).config
             assert config.alpha and config.keys > 1 and config.mixes

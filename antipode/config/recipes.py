@@ -45,12 +45,17 @@ SMALL["byol"] |= SMALL_BYOL
 SMALL["msbreg"] |= SMALL_MSBREG
 SMALL["supervised"] |= SMALL_SUPERVISED | {"epochs": 200}
 
+# MoCHi's runs on 4 GPUs, of which the 100-epoch results are the checkpoint half-way.
+OF_MOCHI: Patch = {"bn_groups": 4, "keep_epochs": [100]}
+# JCL's ablations on ImageNet-100: ResNet-18, 0.1 at a batch of 128, 100 epochs, the queue of all its experiments.
+OF_JCL: Patch = {"backbone": "resnet18", "base_lr": 0.2, "epochs": 100, "queue_size": 65536}
+
 RECIPES: dict[str, dict[str, Patch]] = {
     "imagenet": {
         "*": {"backbone": "resnet50", "image_size": 224, "normalise": "imagenet"},
         # as published: LARS on a large batch
         "simclr": {"optimizer": "lars", "base_lr": 0.3, "weight_decay": 1e-6, "batch_size": 4096, "epochs": 100},
-        "mochi": {"mixing_warmup": 15},
+        "mochi": {**OF_MOCHI, "mixing_warmup": 15},
         "byol": {"batch_size": 4096, "epochs": 300},
         "msbreg": {"batch_size": 512, "epochs": 300},
     },
@@ -63,9 +68,9 @@ RECIPES: dict[str, dict[str, Patch]] = {
             "base_lr": 0.06,
             "queue_size": 16384,
         },
-        # JCL's ablations: ResNet-18, 0.1 at a batch of 128, 100 epochs
-        "jcl": {"backbone": "resnet18", "base_lr": 0.2, "epochs": 100, "keys": 5, "variance_weight": 4.0},
-        "jcl-vanilla": {"backbone": "resnet18", "base_lr": 0.2, "epochs": 100},
+        "mochi": OF_MOCHI,
+        "jcl": {**OF_JCL, "keys": 5, "variance_weight": 4.0},
+        "jcl-vanilla": OF_JCL,
         "byol": {**IMAGENET_100, "lr_per_view": True},
         "msbreg": IMAGENET_100,
         "supervised": {"batch_size": 256, "base_lr": 0.1},

@@ -2,9 +2,9 @@
 
 Only the supplement is at hand. It says what is held fixed (M' 5, lambda 4, tau 0.2; ResNet-18, 100 epochs at 0.1 with
 batches of 128), and neither the values on the axes nor any result: the grids are ours, and the claims say only that
-what the authors fixed is no worse than the ends of each axis. The queue's size on ImageNet-100 and whether lambda is
-ramped are not stated either: 16384, and ramped as in the released code.
-Fig. M.3 is `antipode analyse --what similarity`.
+what the authors fixed is no worse than the ends of each axis. Whether lambda is ramped is not stated either: it is, as
+in the released code.
+Fig. M.3 is `antipode analyse --what similarity` of Fig. M.2a's runs with 1 key, which is MoCo v2, and with 9.
 """
 
 from __future__ import annotations
