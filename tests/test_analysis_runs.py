@@ -126,6 +126,32 @@ def test_similarity_of_several_runs(run, simclr, tmp_path, features):
     assert again[0]["similarity"] == found[0]["similarity"]
 
 
+@pytest.mark.parametrize("features", ["backbone", "embedding"])
+def test_similarity_is_numpys_of_the_features_of_the_same_augmentations(run, tmp_path, features):
+    """Each pair of an image's five augmentations, and numpy's covariance of them; in batches of 12, 12 and 6 images."""
+    options = {"images": 30, "augmentations": 5, "features": features, "batch_size": 12}
+    (found,) = results([run], "similarity", tmp_path, **options)
+    ask = Inquiry(batch_size=12)
+    subject, make = ask.subject(run, run.checkpoints()[-1][1], features), ask.views(run.config, 2)
+    backbone, cosines, variances = subject.loaded.backbone.eval(), [], []
+    loader = subject.loader(ask.images(run, "train", 30))
+    for batch, (_, canvas) in enumerate(loader.batches(torch.arange(30).split(12))):
+        # every call makes two views; every batch has numbers of its own, one for each augmentation
+        views = [view for call in range(3) for view in make(canvas, "analysis-similarity", 5 * batch + call)][:5]
+        with torch.no_grad():
+            augmented = np.stack([backbone(view).double().numpy() for view in views], 1)
+        for z in augmented / np.linalg.norm(augmented, axis=2, keepdims=True):  # (5, D) of one image
+            cosines.append(np.mean([a @ b for a in z for b in z]))
+            variances.append(np.diag(np.cov(z, rowvar=False, bias=True)).mean())
+    for name, values in (("similarity", cosines), ("variance", variances)):
+        told = found[name]
+        # told with six digits, of features in float32
+        assert told["mean"] == pytest.approx(np.mean(values), rel=1e-5)
+        assert told["deviation"] == pytest.approx(np.std(values), rel=1e-4)
+        quantiles = np.quantile(values, [0.05, 0.5, 0.95])
+        assert [told[q] for q in ("q05", "median", "q95")] == pytest.approx(quantiles, rel=1e-5)
+
+
 def test_gradient_over_k_on_all_checkpoints(run, tmp_path):
     (found,) = results([run], "gradient", tmp_path, images=64, negatives=[4, 16, 64])
     assert [each["epoch"] for each in found["checkpoints"]] == [1, 2]
