@@ -6,15 +6,19 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from antipode.config.resolve import Layer, resolve
 from antipode.errors import UsageError
+from antipode.methods.build import build_method
 from antipode.methods.comparison import Comparison
 from antipode.methods.contrastive import Contrastive
 from antipode.methods.dispersion import Dispersion
 from antipode.methods.method import Encoder, Moment
-from antipode.modules.norms import part_batch_norms
+from antipode.modules.norms import groups_of, part_batch_norms
 from antipode.modules.queue import KeyQueue
 from antipode.objectives import info_nce
 from antipode.objectives.mixing import Mixing
@@ -209,6 +213,66 @@ def test_keys_in_chunks_of_whole_groups_are_keys_at_once():
         method(20, groups=4, keys=4, key_chunks=3)
     frozen, chunked = method(20, keys=4).eval(), method(20, keys=4, key_chunks=3).eval()
     torch.testing.assert_close(frozen(views).loss, chunked(views).loss)
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 4])
+def test_several_keys_come_back_in_their_own_order_after_the_shuffle(chunks):
+    jcl, views = method(20, groups=4, keys=3, key_chunks=chunks).eval(), images(4)  # in eval the order cannot matter
+    order = inputs(jcl)["order"]
+    assert order.shape == (1, 3 * N) and order.unique().tolist() == list(range(3 * N))
+    assert not torch.equal(order[0], torch.arange(3 * N)) and not torch.equal(order[0], torch.argsort(order[0]))
+    keys = torch.stack([jcl.slow(view) for view in views[1:]], 1)
+    torch.testing.assert_close(jcl.encode_keys([views[1:]], order)[0], keys)
+    torch.testing.assert_close(jcl.encode_keys([views[1:]], None)[0], keys)
+
+
+def test_statistics_are_of_the_keys_that_the_order_brings_together():
+    jcl, views = method(20, groups=4, keys=3, key_chunks=2), images(4)
+    order, plain = inputs(jcl)["order"], encoder()
+    permuted = torch.stack(views[1:], 1).flatten(0, 1)[order[0]]
+    expected = torch.empty(3 * N, D)
+    expected[order[0]] = torch.cat([plain(group) for group in permuted.chunk(4)]).detach()
+    torch.testing.assert_close(jcl.encode_keys([views[1:]], order)[0].flatten(0, 1), expected)
+
+
+class Live(TorchDispatchMode):
+    """The most bytes that were alive at once of what operations have made, beside the given tensors."""
+
+    def __init__(self, given):
+        super().__init__()
+        self.given = {StorageWeakRef(tensor.untyped_storage()) for tensor in given}
+        self.made, self.peak = {}, 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                self.made[StorageWeakRef(storage)] = storage.nbytes()
+        alive = (size for ref, size in self.made.items() if ref not in self.given and not ref.expired())
+        self.peak = max(self.peak, sum(alive))
+        return result
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_keys_in_passes_are_encoded_without_a_copy_of_all_their_images(shuffled):
+    jcl, views = method(20, groups=8 if shuffled else 1, keys=9, key_chunks=8), images(10)
+    order = inputs(jcl).get("order")
+    assert (order is not None) == shuffled
+    jcl.slow = nn.Sequential(nn.Flatten(), nn.Linear(108, D))  # its activations are small beside the images
+    all_images = 9 * N * 108 * 4
+    with torch.no_grad(), Live(views) as live:
+        jcl.encode_keys([views[1:]], order)
+    assert all_images / 8 <= live.peak < all_images / 3
+
+
+@pytest.mark.parametrize(("keys", "passes"), [(1, 1), (2, 2), (3, 4), (5, 8), (7, 8), (9, 8)])
+def test_a_pass_of_keys_is_whole_groups_and_where_they_allow_it_no_more_than_one_key(keys, passes):
+    fields = {"method": "jcl", "data": "shapes", "batch_size": 16, "image_size": 16, "queue_size": 32, "keys": keys}
+    built = build_method(resolve(Layer("test", fields | {"bn_groups": 8})).config)
+    assert built.key_chunks == passes and set(groups_of(built.slow)) == {8 // passes}
+    assert set(groups_of(built.online)) == {8}
+    assert build_method(resolve(Layer("test", fields | {"bn_groups": 1})).config).key_chunks == 1
 
 
 def test_telemetry_is_the_papers():

@@ -105,6 +105,33 @@ def test_memory_follows_batch_parts_ranks_and_precision(tmp_path):
     assert activations(precision="bf16") < 0.7 * whole
 
 
+JCL = CONTRASTIVE | {"method": "jcl", "keys": 3, "bn_groups": 4}
+
+
+@pytest.mark.parametrize(
+    ("fields", "copied"),
+    [
+        (JCL, 12),
+        (JCL | {"key_chunks": 1}, 48),
+        (JCL | {"key_chunks": 2}, 24),
+        (JCL | {"bn_groups": 1, "key_chunks": 4}, 12),
+        (METHODS["mochi"], 16),
+        (METHODS["moco, symmetric"], 64),
+        (METHODS["mochi"] | {"bn_groups": 1}, 0),
+        (METHODS["byol"], 0),
+        (METHODS["simclr"], 0),
+    ],
+)
+def test_copies_of_the_images_of_a_pass_of_keys_are_counted(fields, copied, tmp_path):
+    ready = prepared(tmp_path, fields)
+    sample = take_sample(ready)
+    assert estimate_memory(ready, sample).get("copies of key views", 0) == copied * 3 * 16 * 16 * 4
+    if "key_chunks" in fields:
+        assert scaled(ready.config, 2).key_chunks is None  # few images have fewer groups
+    if fields is JCL:
+        assert estimate_memory(ready, sample, 2)["copies of key views"] == 24 * 3 * 16 * 16 * 4
+
+
 def test_images_that_stream_take_no_memory(tmp_path):
     ready = prepared(tmp_path, METHODS["simclr"] | {"resident": False})
     sample = take_sample(ready)

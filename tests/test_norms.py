@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from antipode.errors import UsageError
+from antipode.modules import norms
 from antipode.modules.backbones import TINY, StemConv, build_backbone
 from antipode.modules.heads import projection_head
 from antipode.modules.names import NORMS
@@ -17,7 +18,9 @@ from antipode.modules.norms import (
     StandardisedConv,
     StandardisedLinear,
     StandardisedStemConv,
+    groups_of,
     part_batch_norms,
+    split_groups,
     standardised,
     use_norm,
 )
@@ -166,3 +169,24 @@ def test_a_norms_own_momentum_is_kept_and_a_cumulative_average_is_left_alone():
     part_batch_norms(net, 2)
     assert [type(norm) is nn.BatchNorm1d for norm in net] == [False, True, False]
     assert [norm.momentum for norm in net] == [0.0, None, 0.1]
+
+
+@pytest.mark.parametrize(("groups", "said"), [(1, "from all images. In"), (2, "from all images of a process. In")])
+def test_norms_without_groups_are_not_split_on_several_ranks(groups, said, monkeypatch):
+    monkeypatch.setattr(norms, "world", lambda: 2)
+    net = convolution()
+    part_batch_norms(net, groups)
+    split_groups(net, 1)
+    with pytest.raises(UsageError, match=f"key_chunks: given 3 on 2 processes, .*{said}.* a multiple of 6"):
+        split_groups(net, 3)
+
+
+def test_whole_groups_and_norms_without_a_batch_are_split_on_any_number_of_ranks(monkeypatch):
+    split_groups(convolution(), 3)  # on one rank each pass may have statistics of its own
+    monkeypatch.setattr(norms, "world", lambda: 2)
+    net = convolution()
+    part_batch_norms(net, 8)
+    split_groups(net, 2)
+    assert groups_of(net) == [2]
+    use_norm(net := convolution(), "layer")
+    split_groups(net, 3)

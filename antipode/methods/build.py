@@ -80,12 +80,13 @@ def build_contrastive(config: ContrastiveConfig, backbone: nn.Module, features: 
 
 
 def key_chunks(config: ContrastiveConfig) -> int:
-    """Several keys of an image are encoded in as many passes as divide the groups of the norms, so that it takes no
-    more memory than one key and changes nothing. Without groups only one pass has the same statistics."""
+    """Several keys of an image are encoded in passes of whole groups of the norms, which changes nothing: in at least
+    as many as there are keys, so that a pass is no larger than the batch of one key, or in as many as there are groups.
+    With one group (bn_groups 1) there is one pass: in more, the statistics would be other ones."""
     if config.key_chunks is not None:
         return config.key_chunks
     groups = max(1, config.bn_groups // world())
-    return max(passes for passes in range(1, groups + 1) if groups % passes == 0 and passes <= config.keys)
+    return next((passes for passes in range(config.keys, groups) if groups % passes == 0), groups)
 
 
 def mixing(config: ContrastiveConfig) -> Mixing | None:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from antipode.distributed import gather, gather_with_gradient, mine
+from antipode.distributed import gather, gather_with_gradient, mine, world
 from antipode.methods.comparison import HEALTH_QUERIES, Comparison, drawn, rows_of, signs_of_health
 from antipode.methods.dispersion import Dispersion
 from antipode.methods.method import Encoder, Inputs, Method, Moment, Step
-from antipode.modules.norms import groups_of, in_passes, refuse_shared_statistics, split_groups
+from antipode.modules.norms import groups_of, one_by_one, refuse_shared_statistics, split_groups
 from antipode.modules.queue import KeyQueue
 from antipode.modules.slow_copy import follow, momentum_at, slow_copy
 from antipode.objectives import info_nce
@@ -223,14 +223,11 @@ class Contrastive(Method):
             comparisons.append(Comparison(query, key[:, None], negatives, allowed, rows, self.lot(inputs, direction)))
         return comparisons
 
-    def encode(self, network: nn.Module, batches: Sequence[Tensor], chunks: int = 1) -> Sequence[Tensor]:
-        """Each batch through the network: one by one, or together where the norms keep their groups apart; or in
-        chunks, to hold less at once."""
+    def encode(self, network: nn.Module, batches: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Each batch through the network: one by one, or together where the norms keep their groups apart."""
         if self.together and len(batches) > 1:
-            passes = [torch.cat(parts) for parts in zip(*(batch.chunk(chunks) for batch in batches), strict=True)]
-            outputs = in_passes(network, passes).unflatten(0, (chunks, len(batches), -1))
-            return outputs.transpose(0, 1).flatten(1, 2).unbind()
-        return [in_passes(network, batch.chunk(chunks)) for batch in batches]
+            return network(torch.cat(list(batches))).chunk(len(batches))
+        return [network(batch) for batch in batches]
 
     def encode_keys(self, answered: Sequence[Sequence[Tensor]], order: Tensor | None) -> list[Tensor]:
         """For each direction (N, M, D): the keys of the whole batch over all ranks. answered: for each direction M
@@ -239,14 +236,26 @@ class Contrastive(Method):
         Images are taken in order i, then m, so that gathering ranks gives what one rank would have. With an order
         each rank encodes its part of the permuted batch, and the keys are put back."""
         assert self.slow is not None
-        batches = [views[0] if len(views) == 1 else torch.stack(list(views), 1).flatten(0, 1) for views in answered]
-        if order is None:
-            keys = [gather(part) for part in self.encode(self.slow, batches, self.key_chunks)]
-        else:
-            permuted = [gather(batch)[mine(places)] for batch, places in zip(batches, order, strict=True)]
-            encoded = [gather(part) for part in self.encode(self.slow, permuted, self.key_chunks)]
-            keys = [part[torch.argsort(places)] for part, places in zip(encoded, order, strict=True)]
+        orders = [None] * len(answered) if order is None else order.unbind()
+        passes = list(zip(*map(self.key_passes, answered, orders), strict=True))
+        encoded = [
+            self.encode(self.slow, [images_at(*images) for images in each]) for each in one_by_one(self.slow, passes)
+        ]
+        keys = [gather(torch.cat(parts)) for parts in zip(*encoded, strict=True)]
+        if order is not None:
+            keys = [part[torch.argsort(places)] for part, places in zip(keys, order, strict=True)]
         return [part.unflatten(0, (-1, self.keys)) for part in keys]
+
+    def key_passes(self, views: Sequence[Tensor], order: Tensor | None) -> list[tuple[Sequence[Tensor], Tensor | None]]:
+        """For each pass of this rank's keys what `images_at` makes its images of, so that no copy of them all is held.
+        Only of several ranks, each of which may need any image, all of a rank's are copied."""
+        if order is not None and world() > 1:
+            views, order = [images_at(views, mine(order), of_all_ranks=True)], None
+        if order is None:
+            if len(views) == 1:
+                return [([part], None) for part in views[0].chunk(self.key_chunks)]
+            order = torch.arange(len(views) * len(views[0]), device=views[0].device)
+        return [(views, places) for places in order.chunk(self.key_chunks)]
 
     def mean_key(self, keys: Tensor) -> Tensor:
         """(N, D): what stands for an image among the negatives. JCL's mean is not normalised again unless asked."""
@@ -305,3 +314,29 @@ class Contrastive(Method):
             alpha_on=self.alpha_on,
         )
         return signs if self.queue is None else signs | {"queue_fill": self.queue.fill}
+
+
+def images_at(views: Sequence[Tensor], places: Tensor | None, *, of_all_ranks: bool = False) -> Tensor:
+    """(P, C, H, W): the images at places (P,) among N M of them, in order i, then m. views: M views (N, C, H, W), or
+    this rank's part of them. Without places: all of a single view.
+
+    Of several views each is written to the rows that it has in the result, and what has none to one row more, which is
+    left out: shapes do not depend on the places, and nothing else is copied."""
+    first = views[0]
+    if places is None:
+        return first
+    if len(views) == 1:
+        return (gather(first) if of_all_ranks else first)[places]
+    size, total = len(places), len(views) * len(first) * (world() if of_all_ranks else 1)
+    rows = torch.full((total,), size, device=places.device)
+    rows[places] = torch.arange(size, device=places.device)
+    channels_last = first.is_contiguous(memory_format=torch.channels_last) and not first.is_contiguous()
+    images = torch.empty(
+        (size + 1, *first.shape[1:]),
+        dtype=first.dtype,
+        device=first.device,
+        memory_format=torch.channels_last if channels_last else torch.contiguous_format,
+    )
+    for m, view in enumerate(views):
+        images.index_copy_(0, rows[m :: len(views)], gather(view) if of_all_ranks else view)
+    return images[:-1]

@@ -146,13 +146,21 @@ def part_batch_norms(module: nn.Module, groups: int, batches: int = 1) -> None:
 
 def split_groups(module: nn.Module, passes: int, *, batches: int = 1) -> None:
     """Make the grouped norms inside ready for a batch that comes in so many passes of whole groups, in place. batches:
-    as in `part_batch_norms`."""
+    as in `part_batch_norms`. On one rank norms without groups may be split, into statistics of each pass; on several
+    that would not be what one rank computes."""
     for norm in module.modules():
         if isinstance(norm, GroupedBatchNorm):
             if norm.groups % (batches * passes):
                 groups = norm.groups // batches
                 raise UsageError(f"key_chunks: given {passes}; it must divide the {groups} groups of the norms.")
             norm.groups //= passes
+        elif passes > 1 and world() > 1 and (_is_plain(norm) or isinstance(norm, SynchronisedBatchNorm)):
+            have = "all images" if isinstance(norm, SynchronisedBatchNorm) else "all images of a process"
+            raise UsageError(
+                f"key_chunks: given {passes} on {world()} processes, but norms take their statistics from {have}. In "
+                "passes they would be other ones than on one process. Leave it out, or give --bn-groups as a multiple "
+                f"of {passes * world()}."
+            )
 
 
 def groups_of(module: nn.Module) -> list[int]:
@@ -171,11 +179,6 @@ def refuse_shared_statistics(module: nn.Module, parts: int, *, batches: int = 1)
             f"other ones. Give --bn-groups as a multiple of {parts * world()}, or take norms without a batch (--norm, "
             "--head-norm)."
         )
-
-
-def in_passes(network: nn.Module, parts: Sequence[Tensor]) -> Tensor:
-    """The outputs of a batch that comes in parts."""
-    return torch.cat([network(part) for part in one_by_one(network, parts)])
 
 
 def one_by_one(network: nn.Module, parts: Sequence[Part]) -> Iterator[Part]:

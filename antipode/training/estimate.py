@@ -25,6 +25,7 @@ from antipode.data.loader import fits
 from antipode.data.machine import worker_count
 from antipode.errors import AntipodeError
 from antipode.methods.build import build_method
+from antipode.methods.contrastive import Contrastive
 from antipode.methods.method import Inputs, Method, Moment
 from antipode.randomness import generator
 from antipode.training.make_views import make_views_of
@@ -87,8 +88,9 @@ def stays_resident(prepared: Prepared, sample: Sample) -> bool:
 def estimate_memory(prepared: Prepared, sample: Sample, ranks: int = 1) -> dict[str, int]:
     """Bytes on the device of one of so many ranks at the peak of a step, by what they hold. What kernels need to work
     in comes on top of it."""
-    config = scaled(prepared.config, prepared.config.batch_size // ranks, prepared.config.accumulate)
+    config = share_of(prepared.config, ranks)
     method = build(config)
+    image = config.channels * config.image_size**2 * 4
     trained = nbytes(parameter for parameter in method.parameters() if parameter.requires_grad)
     queue = getattr(method, "queue", None)
     found = {
@@ -98,7 +100,8 @@ def estimate_memory(prepared: Prepared, sample: Sample, ranks: int = 1) -> dict[
         "optimiser": trained * SLOTS[config.optimizer] * (config.momentum > 0 or config.optimizer == "adamw"),
         "slow copy": nbytes(parameter for parameter in method.parameters() if not parameter.requires_grad),
         "queue": 0 if queue is None else nbytes(queue.buffers()),
-        "views": method.views * config.batch_size * config.channels * config.image_size**2 * 4,
+        "views": method.views * config.batch_size * image,
+        "copies of key views": key_copies(prepared.config, method, ranks) * image,
         "images": round(sample.nbytes * len(prepared.images)) if stays_resident(prepared, sample) else 0,
     }
     return {name: size for name, size in found.items() if size}
@@ -110,7 +113,7 @@ def estimate_time(prepared: Prepared, sample: Sample, ranks: int = 1) -> Duratio
     config, device = prepared.config, prepared.device
     share = config.batch_size // ranks
     if device.type == "cuda":
-        images, seconds = share, time_step(prepared, scaled(config, share, config.accumulate), sample)
+        images, seconds = share, time_step(prepared, share_of(config, ranks), sample)
     else:
         images = min(FEW, share)
         seconds = time_step(prepared, scaled(config, images), sample)
@@ -128,18 +131,36 @@ def estimate_time(prepared: Prepared, sample: Sample, ranks: int = 1) -> Duratio
     return Duration(images, seconds, step, decoding, whole / 3600, reserved)
 
 
-def scaled(config: Config, images: int, accumulate: int = 1) -> Config:
+def share_of(config: Config, ranks: int) -> Config:
+    """The configuration of what one of so many ranks does."""
+    return scaled(config, config.batch_size // ranks, config.accumulate, getattr(config, "key_chunks", None))
+
+
+def scaled(config: Config, images: int, accumulate: int = 1, key_chunks: int | None = None) -> Config:
     """The configuration for steps of so many images, with groups of norms as large as they are. Pixels of any mean."""
     changed = {
         "batch_size": images,
         "bn_groups": max(1, config.bn_groups * images // config.batch_size),
         "accumulate": accumulate,
-        "key_chunks": None,
+        "key_chunks": key_chunks,
         "mean": config.mean or [0.5] * config.channels,
         "std": config.std or [0.25] * config.channels,
     }
     known = type(config).model_fields
     return config.model_copy(update={name: value for name, value in changed.items() if name in known})
+
+
+def key_copies(config: Config, method: Method, ranks: int) -> int:
+    """How many images are copied to encode keys, beside the views: those of a pass; all that a rank encodes, where the
+    shuffle is over several. config: of the run; method: of one rank."""
+    if not isinstance(method, Contrastive) or method.slow is None:
+        return 0
+    shuffled = config.bn_groups > 1
+    if not shuffled and method.keys == 1:
+        return 0
+    passes = 1 if shuffled and ranks > 1 else method.key_chunks
+    copies = 4 if shuffled and method.symmetric else 1  # two directions, each by itself and then in one batch
+    return copies * math.ceil(method.keys * config.batch_size / (ranks * passes))
 
 
 def build(config: Config) -> Method:
