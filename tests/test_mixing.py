@@ -137,13 +137,16 @@ def test_scores_are_float32_whatever_autocast_says(dtype):
     torch.testing.assert_close(plain.scores.double(), exact.scores, rtol=0, atol=1e-5)
 
 
-def test_opposite_parents_do_not_give_scores_that_are_not_finite():
+@pytest.mark.parametrize("detach", [True, False])
+def test_opposite_parents_give_scores_of_unit_vectors(detach):
+    """The length of such a mixture is rounding, yet no cosine is above 1. The third query is opposite to a negative."""
     direction = unit(1, 16, dtype=torch.float32)
     negatives = torch.cat([direction, -direction])
-    query = unit(3, 16, seed=1, dtype=torch.float32).requires_grad_()
-    result = synthetic(query, negatives, Mixing(hardest=2, pairs=4096, with_query=8))
+    query = torch.cat([unit(2, 16, seed=1, dtype=torch.float32), direction]).requires_grad_()
+    result = synthetic(query, negatives, Mixing(hardest=2, pairs=4096, with_query=4096, detach=detach))
     result.scores.sum().backward()
-    assert result.scores.isfinite().all() and query.grad.isfinite().all()
+    assert query.grad.isfinite().all()
+    assert (TAU * result.scores.abs() <= query.detach().norm(dim=1, keepdim=True) * (1 + 1e-6)).all()  # float32
 
 
 def test_the_mixing_weights_are_uniform_in_their_open_intervals():

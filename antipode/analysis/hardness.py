@@ -11,11 +11,15 @@ from torch import Tensor
 from antipode.analysis.figures import colour, epoch_label, from_zero, over_epochs, panels, shade
 from antipode.analysis.inquiry import Inquiry, number, numbers
 from antipode.analysis.rehearsal import Rehearsal, Snapshot, contrastive
+from antipode.config.families import ContrastiveConfig
 from antipode.errors import UsageError
-from antipode.methods.contrastive import Comparison
+from antipode.methods.build import mixing as mixing_of
+from antipode.methods.contrastive import Comparison, Contrastive
+from antipode.methods.method import Moment
 from antipode.objectives.contrastive import NOTHING, scores
 from antipode.objectives.mixing import Mixing, false_parents, highest_score, proxy_accuracy, synthesise
 from antipode.randomness import generator
+from antipode.training.loop import Plan
 from antipode.training.run import Run
 
 if TYPE_CHECKING:
@@ -54,17 +58,32 @@ def measure(
     run: Run, ask: Inquiry, *, images: int = 4096, top: int = 1024, mixing: Sequence[int] | None = None
 ) -> Result:
     """Means over queries for each checkpoint; shares in percent. What needs labels is left out where there are none.
-    mixing: (N, s, s') of MoCHi, to look also at what it would add to the negatives."""
+    mixing: (N, s, s') of MoCHi, to look also at what it would add to the negatives; None: what the run itself mixes, in
+    its own way, once its warm-up is over."""
     config = contrastive(run)
     if top < 1:
         raise UsageError(f"top: given {top}; at least 1 is needed.")
     if mixing is not None and len(mixing) != 3:
         raise UsageError(f"mixing: given {list(mixing)}; three numbers are needed, (N, s, s') such as 1024,1024,128.")
-    rules = None if mixing is None else Mixing(hardest=mixing[0], pairs=mixing[1], with_query=mixing[2])
+    rules = mixing_of(config) if mixing is None else Mixing(hardest=mixing[0], pairs=mixing[1], with_query=mixing[2])
     paths = ask.checkpoints(run)
     rehearsal = Rehearsal(run, ask, images)
-    found = [of_checkpoint(rehearsal, Snapshot.of(path, ask.device), top, rules) for path in paths]
-    return {"temperature": config.temperature, "mixing": mixing, "checkpoints": found}
+    found = []
+    for path in paths:
+        snapshot = Snapshot.of(path, ask.device)
+        mixes = mixing is not None or is_mixing(snapshot, config)
+        found.append(of_checkpoint(rehearsal, snapshot, top, rules if mixes else None))
+    sizes = None if rules is None else [rules.hardest, rules.pairs, rules.with_query]
+    return {"temperature": config.temperature, "mixing": sizes, "checkpoints": found}
+
+
+def is_mixing(snapshot: Snapshot, config: ContrastiveConfig) -> bool:
+    """Whether the step after a checkpoint mixes negatives; of the last one the step before it."""
+    images = snapshot.data["images"]
+    assert isinstance(images, int)
+    plan = Plan(images, config.batch_size, config.epochs, config.seed)
+    step = min(snapshot.step, plan.steps - 1)
+    return bool(snapshot.method.phase(Moment(step, plan.steps, step // plan.steps_per_epoch, plan.epochs)))
 
 
 def of_checkpoint(rehearsal: Rehearsal, snapshot: Snapshot, top: int, mixing: Mixing | None = None) -> Result:
@@ -76,7 +95,7 @@ def of_checkpoint(rehearsal: Rehearsal, snapshot: Snapshot, top: int, mixing: Mi
         of = owners if snapshot.method.queue is not None else images.repeat(size // len(images))
         lot = torch.randint(2**62, (), generator=generator(rehearsal.ask.seed, "analysis-mixing", batch))
         for rows in torch.arange(len(images), device=images.device).split(max(1, SCORES_AT_ONCE // size)):
-            asked = Asked.of(found, rows, images, of, labels, snapshot.method.temperature)
+            asked = Asked.of(found, rows, images, of, labels, snapshot.method)
             means = of_negatives(asked, min(top, size))
             if mixing is not None:
                 means |= of_synthetic(asked, mixing, lot.to(rows.device), rows)
@@ -90,12 +109,13 @@ def of_checkpoint(rehearsal: Rehearsal, snapshot: Snapshot, top: int, mixing: Mi
 
 
 class Asked(NamedTuple):
-    """n queries and what they meet. query, key: (n, D); negatives: (K, D); others: (n, K), which of them are not of
-    the query's own image; met: (n, K), which of those training sets against it; labels: (n,) and (K,), of queries and
-    negatives, where both are known."""
+    """n queries and what they meet. query, key: (n, D); mean_key: (n, D), of all keys of the image; negatives: (K, D);
+    others: (n, K), which of them are not of the query's own image; met: (n, K), which of those training sets against
+    it; labels: (n,) and (K,), of queries and negatives, where both are known."""
 
     query: Tensor
     key: Tensor
+    mean_key: Tensor
     negatives: Tensor
     others: Tensor
     met: Tensor
@@ -104,7 +124,13 @@ class Asked(NamedTuple):
 
     @classmethod
     def of(
-        cls, found: Comparison, rows: Tensor, images: Tensor, owners: Tensor | None, labels: Tensor | None, tau: float
+        cls,
+        found: Comparison,
+        rows: Tensor,
+        images: Tensor,
+        owners: Tensor | None,
+        labels: Tensor | None,
+        method: Contrastive,
     ) -> Asked:
         """images: (N,), owners: (K,), of which images all queries and the negatives are; labels: of all images."""
         others = torch.ones(len(rows), len(found.negatives), dtype=torch.bool, device=rows.device)
@@ -114,7 +140,8 @@ class Asked(NamedTuple):
             if labels is not None:
                 known = labels[images[rows]], labels[owners.clamp(min=0)].where(owners >= 0, -1)
         met = others if found.allowed is None else others & found.allowed[rows]
-        return cls(found.query[rows], found.keys[rows, 0], found.negatives.float(), others, met, known, tau)
+        keys, negatives, tau = found.keys[rows], found.negatives.float(), method.temperature
+        return cls(found.query[rows], keys[:, 0], method.mean_key(keys), negatives, others, met, known, tau)
 
 
 def of_negatives(asked: Asked, top: int) -> dict[str, Tensor]:
@@ -134,7 +161,9 @@ def of_synthetic(asked: Asked, mixing: Mixing, lot: Tensor, rows: Tensor) -> dic
     """The proxy task with synthetic negatives among the others, the highest scores of section 4.3, and how often
     parents are of the query's class."""
     query, key, negatives, tau = asked.query, asked.key, asked.negatives, asked.temperature
-    made = synthesise(query, negatives, mixing, temperature=tau, lot=lot, rows=rows, key=key, allowed=asked.met)
+    made = synthesise(
+        query, negatives, mixing, temperature=tau, lot=lot, rows=rows, key=asked.mean_key, allowed=asked.met
+    )
     real = scores(query, negatives, tau).masked_fill(~asked.met, NOTHING)
     kinds = {"negative": real, "pair": made.pairs, "with_query": made.with_query}
     found = {f"highest_{kind}": highest_score(those) for kind, those in kinds.items() if those.shape[1]}

@@ -17,14 +17,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CURVES = {
-    "mutual_information_bound": "mutual-information bound in nats",
-    "gradient_norm": "|dL/dq|, mean and 2 deviations",
-    "gradient_norm_bound": "bound of |dL/dq| (Theorem 2)",
-    "contrastive_accuracy": "share of keys above all negatives",
-    "loss": "loss",
-    "knn": "k-NN accuracy in %",
-}
+# A panel's label, and for each name in it its line and how it is told apart.
+PANELS: Sequence[tuple[str, dict[str, tuple[str, str]]]] = (
+    ("mutual-information bound in nats", {"mutual_information_bound": ("-", "")}),
+    ("|dL/dq|, mean and 2 deviations", {"gradient_norm": ("-", "")}),
+    ("bound of |dL/dq| (Theorem 2)", {"gradient_norm_bound": ("-", "")}),
+    ("share of keys above all negatives",
+     {"contrastive_accuracy": ("-", ""), "accuracy_among_synthetic": ("--", ", with synthetic")}),
+    ("highest score of a query",
+     {"highest_negative": ("-", ", real negatives"), "highest_pair": ("--", ", pairs of negatives"),
+      "highest_with_query": (":", ", mixed with the query")}),
+    ("loss", {"loss": ("-", "")}),
+    ("k-NN accuracy in %", {"knn": ("-", "")}),
+)  # fmt: skip
+CURVES = tuple(name for _, lines in PANELS for name in lines)
 DEVIATION = "gradient_norm_deviation"  # drawn with the norm
 Result = dict[str, Any]
 
@@ -52,23 +58,25 @@ def measure(run: Run, ask: Inquiry) -> Result:
 
 def draw(results: Sequence[Result]) -> Figure:
     """A panel for each quantity that some run has logged."""
-    names = [name for name in CURVES if any(name in result["curves"] for result in results)]
-    figure, axes = panels(len(names))
-    for place, name in zip(axes, names, strict=True):
+    logged = {name for result in results for name in result["curves"]}
+    shown = [panel for panel in PANELS if logged & panel[1].keys()]
+    figure, axes = panels(len(shown))
+    for place, (label, lines) in zip(axes, shown, strict=True):
         for which, result in enumerate(results):
-            if name in result["curves"]:
-                draw_curve(place, result["curves"], name, colour(which), result["name"])
+            for name, (line, told) in lines.items():
+                if name in result["curves"]:
+                    draw_curve(place, result["curves"], name, line, colour(which), result["name"] + told)
         over_epochs(place)
-        if name.startswith("gradient_norm"):
+        if any(name.startswith("gradient_norm") for name in lines):
             from_zero(place)
-        place.set_ylabel(CURVES[name])
+        place.set_ylabel(label)
         place.legend()
     return figure
 
 
-def draw_curve(axes: Axes, curves: Result, name: str, tint: str, label: str) -> None:
+def draw_curve(axes: Axes, curves: Result, name: str, line: str, tint: str, label: str) -> None:
     epochs, values = curves[name]["epochs"], curves[name]["values"]
-    axes.plot(epochs, values, color=tint, label=label, marker="o" if len(epochs) < 12 else None, markersize=3)
+    axes.plot(epochs, values, line, color=tint, label=label, marker="o" if len(epochs) < 12 else None, markersize=3)
     if name == "gradient_norm":
         spread = curves[DEVIATION]["values"]
         low, high = ([v + sign * s for v, s in zip(values, spread, strict=True)] for sign in (-2, 2))

@@ -53,7 +53,7 @@ def add_settings(group: Any) -> None:
     add("negatives", "gradient: numbers of negatives (16, 64, .. the queue's size)", type=whole_numbers, metavar="K,..")
     add("alpha", "gradient: EqCo's alpha (the queue's size)", type=float)
     add("top", "hardness: how many of the hardest negatives (1024)", type=int, metavar="N")
-    add("mixing", "hardness: add what MoCHi would mix of them", type=whole_numbers, metavar="N,S,S'")
+    add("mixing", "hardness: what is mixed, in place of each run's own", type=whole_numbers, metavar="N,S,S'")
 
 
 def run_analyse(options: argparse.Namespace) -> None:

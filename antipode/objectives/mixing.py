@@ -245,10 +245,18 @@ def _mixed_scores(
     columns = torch.cat([first, second, partner], dim=1)
     of_first, of_second, of_partner = scores.gather(1, columns).split([a.shape[1], a.shape[1], b.shape[1]], dim=1)
     squares = torch.linalg.vector_norm(negatives, dim=1).square()
+    size = torch.linalg.vector_norm(query.detach(), dim=1, keepdim=True)
     length = _length(a, squares[first], squares[second], _dots(negatives, first, second))
-    pairs = (a * of_first + (1 - a) * of_second) / length
+    pairs = _over_length(a * of_first + (1 - a) * of_second, length, size)
     length = _length(b, other.square().sum(1, keepdim=True), squares[partner], other_scores.gather(1, partner))
-    return pairs, (b * (query * other).sum(1, keepdim=True) + (1 - b) * of_partner) / length
+    return pairs, _over_length(b * (query * other).sum(1, keepdim=True) + (1 - b) * of_partner, length, size)
+
+
+def _over_length(inner: Tensor, length: Tensor, size: Tensor) -> Tensor:
+    """q.h of a mixture m from q.m, |m| and |q| (n, 1). |m| is never below |q.m| / |q|, but of nearly opposite parents
+    its rounding may be: then that is the length, so that |q.h| is at most |q|."""
+    least = inner.detach().abs() / size
+    return inner / torch.where(length < least, least, length)
 
 
 def _length(share: Tensor, square: Tensor, other_square: Tensor, inner: Tensor) -> Tensor:

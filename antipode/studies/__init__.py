@@ -12,6 +12,7 @@ from antipode.studies import (
     mochi,
     mochi_cifar10,
     mochi_imagenet,
+    mochi_ladder,
     mochi_variants,
     msbreg,
     msbreg_cifar10,
@@ -21,7 +22,7 @@ from antipode.studies.study import Study
 ALL = (
     *(eqco.TABLE_5, eqco_cifar10.CIFAR10, *eqco_imagenet.STUDIES),
     *(jcl_cifar10.CIFAR10, *jcl.STUDIES),
-    *(mochi_cifar10.CIFAR10, *mochi.STUDIES, *mochi_imagenet.STUDIES, *mochi_variants.STUDIES),
+    *(mochi_cifar10.CIFAR10, *mochi.STUDIES, *mochi_imagenet.STUDIES, *mochi_variants.STUDIES, mochi_ladder.FIGURE_4),
     *(msbreg_cifar10.CIFAR10, *msbreg.STUDIES),
 )
 STUDIES: dict[str, Study] = {study.id: study for study in ALL}
