@@ -291,6 +291,8 @@ def test_two_cells_are_compared_seed_by_seed():
         assert claim.judge(wide)["verdict"] == verdict
     alone = above("", {"x": 2}, {"x": 0}).judge(Table(cells, values))
     assert (alone["verdict"], alone["evidence"]) == ("holds", "10.10 and 10.00")
+    shares = Table(cells[:2], [{"0": 0.951}, {"0": 0.954}])
+    assert above("", {"x": 1}, {"x": 0}).judge(shares)["evidence"] == "0.954 and 0.951"
     for strangers in (above("", {"x": 2}, {"x": 1}), above("", {"x": 3}, {"x": 0})):
         judged = strangers.judge(Table(cells, values))
         assert judged["verdict"] == "not measured" and "no seed in common" in judged["evidence"]

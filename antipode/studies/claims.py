@@ -36,11 +36,12 @@ def _compared(statement: str, high: Settings, low: Settings, border: float, hold
     def check(table: Table) -> tuple[bool | None, str]:
         pairs = table.pairs(high, low)
         upper, lower = map(fmean, zip(*pairs, strict=True))
-        gap, evidence = upper - lower, f"{upper:.2f} and {lower:.2f}"
+        digits = 2 if max(abs(upper), abs(lower)) >= 10 else 3  # percent, or something smaller
+        gap, evidence = upper - lower, f"{upper:.{digits}f} and {lower:.{digits}f}"
         if len(pairs) == 1:
             return holds(gap), evidence
         error = stdev(one - other for one, other in pairs) / len(pairs) ** 0.5
-        evidence += f", {gap:+.2f} with a standard error of {error:.2f} over {len(pairs)} seeds"
+        evidence += f", {gap:+.{digits}f} with a standard error of {error:.{digits}f} over {len(pairs)} seeds"
         return None if abs(gap - border) < DECIDED * error else holds(gap), evidence
 
     return Claim(statement, check)
