@@ -14,8 +14,10 @@ from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
 import antipode
+from antipode.analysis.analyse import analyse
 from antipode.errors import UsageError
 from antipode.evaluation.features import extract
+from antipode.training.checkpoint import load_checkpoint
 from antipode.training.run import Run
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 16, "queue_size": 64, "bn_groups": 2, "epochs": 2}
@@ -207,6 +209,21 @@ def test_training_leaves_the_evaluated_backbone_as_it_is(trained):
         by_hand, antipode.embed(trained, data=pictures(), device="cpu").features, rtol=1e-4, atol=1e-5
     )
     assert meta["epoch"] == 2
+
+
+def test_the_epoch_before_the_first_step_can_be_kept_looked_at_and_resumed(tmp_path):
+    settings = SMALL | {"data": "shapes=128x16", "batch_size": 32}
+    run = antipode.pretrain("moco-v2", out=tmp_path / "run", keep_epochs=[0], **settings)
+    (first, path), (last, latest) = run.checkpoints()
+    assert (first, load_checkpoint(path)[1]["epoch"], last) == (0, 0, 8)
+    numbers, _ = analyse([run], "hardness", out=tmp_path, device="cpu", images=32)
+    assert [each["epoch"] for each in json.loads(numbers.read_text())["runs"][0]["checkpoints"]] == [0, 2]
+    finished = load_checkpoint(latest)[0]
+    latest.unlink()
+    again = antipode.pretrain("moco-v2", out=tmp_path / "run", resume=True, **settings)
+    assert again.checkpoints()[-1][0] == 8
+    resumed = load_checkpoint(again.checkpoints()[-1][1])[0]
+    assert all(torch.equal(tensor, resumed[name]) for name, tensor in finished.items())
 
 
 def test_keep_epochs_and_keep_last_decide_which_checkpoints_stay(tmp_path):

@@ -37,7 +37,7 @@ def two_numbers(value: Any) -> Any:
 
 Range = Annotated[tuple[float, float], BeforeValidator(two_numbers)]
 Numbers = Annotated[tuple[float, ...], BeforeValidator(split_commas)]
-Epochs = Annotated[tuple[Count, ...], BeforeValidator(split_commas)]
+Epochs = Annotated[tuple[Annotated[int, Field(ge=0)], ...], BeforeValidator(split_commas)]
 Places = Annotated[tuple[Positive, ...], BeforeValidator(split_commas)]
 Names = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
 
@@ -248,4 +248,4 @@ class RunningFields(Section):
     save_every: Count | None = Field(None, description="epochs between checkpoints; default: as many as fill a minute")
     save_minutes: Positive | None = Field(None, description="also a checkpoint each so many minutes")
     keep_last: Count = Field(2, description="how many of the latest checkpoints stay")
-    keep_epochs: Epochs = Field((), description="epochs whose checkpoints always stay")
+    keep_epochs: Epochs = Field((), description="epochs whose checkpoints always stay; 0: before the first step")

@@ -105,8 +105,8 @@ class Training:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the last step done, from 1."""
-        return max(0, self.step - 1) // self.plan.steps_per_epoch + 1
+        """The epoch of the last step done, from 1; 0 before the first."""
+        return (self.step - 1) // self.plan.steps_per_epoch + 1
 
     @property
     def epoch_is_over(self) -> bool:
@@ -166,6 +166,9 @@ class Training:
         log = Log(self.run.metrics_file, events, self.step) if rank() == 0 else None
         labels = loader.images.labels if self.method.labels else None
         self.method.train()
+        if self.step == 0 and 0 in self.config.keep_epochs:
+            self.saved_step = -1
+            self.save()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.meter.since = waiting_since = time.perf_counter()
