@@ -134,7 +134,8 @@ class Rehearsal:
         directions = 1 + snapshot.method.symmetric  # which enter the queue one after the other
         steps = min(snapshot.step, -(-len(queue) // (directions * plan.batch_size)))
         entered = [torch.cat([batch] * directions) for batch in islice(plan.batches(snapshot.step - steps), steps)]
-        latest = torch.cat(entered)[-len(queue) :]
+        nobody = torch.empty(0, dtype=torch.int64)  # before the first step
+        latest = torch.cat([nobody, *entered])[-len(queue) :]
         owners = torch.full((len(queue),), -1)
         owners[(int(queue.pushed) - len(latest) + torch.arange(len(latest))) % len(queue)] = latest
         return owners.to(self.ask.device)
