@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import antipode
 from antipode.analysis import hardness, training
+from antipode.analysis.figures import colour
 from antipode.analysis.hardness import Asked
 from antipode.analysis.inquiry import Inquiry
 from antipode.methods.contrastive import Comparison, Contrastive
@@ -172,11 +173,18 @@ def test_the_curves_of_training_have_what_was_mixed(mochi):
 def test_synthetic_negatives_are_drawn_beside_the_real_ones(mochi, tmp_path):
     plain = pretrained(tmp_path, "moco-v2", pairs=0, with_query=0, epochs=1)
     runs = [training.measure(run, Inquiry()) | {"name": name} for run, name in ((mochi, "MoCHi"), (plain, "MoCo"))]
-    panels = {axes.get_ylabel(): axes for axes in training.draw(runs).axes}
-    drawn = {label: [(x.get_label(), x.get_linestyle()) for x in axes.lines] for label, axes in panels.items()}
-    proxy = [("MoCHi", "-"), ("MoCHi, with synthetic", "--"), ("MoCo", "-")]
-    assert drawn["share of keys above all negatives"] == proxy
-    assert drawn["highest score of a query"] == [
-        ("MoCHi, real negatives", "-"), ("MoCHi, pairs of negatives", "--"), ("MoCHi, mixed with the query", ":"),
-    ]  # fmt: skip
+    figure = training.draw(runs)
+    panels = {axes.get_ylabel(): axes for axes in figure.axes}
+    drawn = {label: [(x.get_color(), x.get_linestyle()) for x in axes.lines] for label, axes in panels.items()}
+    assert drawn["share of keys above all negatives"] == [(colour(0), "-"), (colour(0), "--"), (colour(1), "-")]
+    assert drawn["highest score of a query"] == [(colour(0), "-"), (colour(0), "--"), (colour(0), ":")]
+    legends = {label: axes.get_legend() for label, axes in panels.items() if axes.get_legend()}
+    told = {label: [x.get_text() for x in legend.texts] for label, legend in legends.items()}
+    assert told == {
+        "share of keys above all negatives": ["real negatives", "and synthetic ones"],
+        "highest score of a query": ["real negatives", "pairs of negatives", "mixed with the query"],
+    }
+    (runs_named,) = figure.legends
+    assert [x.get_text() for x in runs_named.texts] == ["MoCHi", "MoCo"]
+    assert [x.get_color() for x in runs_named.get_lines()] == [colour(0), colour(1)]
     assert "highest score of a query" not in {axes.get_ylabel() for axes in training.draw(runs[1:]).axes}

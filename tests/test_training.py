@@ -1,6 +1,8 @@
 """What can go wrong around the loop, and must not."""
 
+import gc
 import json
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -264,6 +266,36 @@ def test_a_second_phase_is_recorded_too(tmp_path):
         run = antipode.pretrain("mochi", data=pictures(), out=tmp_path / str(record), record=record, **fields)
         losses.append([json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()])
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+def test_a_run_begins_without_what_an_earlier_one_left(tmp_path):
+    """A compiled network and what calls it refer to each other: they lie on the GPU until somebody collects them."""
+
+    class Left:
+        def __init__(self):
+            self.itself = self
+
+    gone = weakref.ref(Left())
+    gc.disable()
+    try:
+        assert gone() is not None
+        antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **SMALL)
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.gpu
+def test_many_runs_in_a_process_take_no_more_memory_than_one(tmp_path):
+    found = []
+    for number in range(4):
+        fields = SMALL | {"device": "cuda", "compile": number > 1, "record": True}
+        run = antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / str(number), **fields)
+        gc.collect()
+        peak = json.loads(run.metrics_file.read_text().splitlines()[-1])["memory_mib"]
+        found.append((peak, torch.cuda.memory_allocated()))
+    assert found[1][0] <= found[0][0] + 1 and found[3][0] <= found[2][0] + 1
+    assert found[1][1] == found[0][1] and found[3][1] == found[2][1]
 
 
 def test_no_placeholder_is_left_in_the_documentation():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,9 +100,28 @@ def over_epochs(axes: Axes) -> None:
     axes.set_xlabel("epoch")
 
 
-def from_zero(axes: Axes) -> None:
+def name_runs(figure: Figure, names: Sequence[str]) -> None:
+    """Below all panels, which colour is which run."""
+    from matplotlib.lines import Line2D
+
+    lines = [Line2D([], [], color=colour(number), linewidth=2) for number in range(len(names))]
+    figure.legend(lines, names, loc="outside lower center", ncols=min(len(names), 4), fontsize="medium")
+
+
+def name_lines(axes: Axes, lines: Iterable[tuple[str, str]]) -> None:
+    """Within a panel, what each kind of line is, whatever its run. lines: how it is drawn ("o--"), its name."""
+    from matplotlib.lines import Line2D
+
+    found = []
+    for drawn, name in lines:
+        marker = drawn[0] if drawn[0] in "os^" else None
+        found.append(Line2D([], [], color=INK, marker=marker, markersize=3, ls=drawn.lstrip("os^"), label=name))
+    axes.legend(handles=found)
+
+
+def from_zero(axes: Axes, air: float = 0.08) -> None:
     """A vertical axis from zero with some air above what is drawn so far."""
-    axes.set_ylim(0, 1.08 * axes.dataLim.ymax or 1)
+    axes.set_ylim(0, (1 + air) * axes.dataLim.ymax or 1)
 
 
 def save(draw: Callable[[], Figure], path: Path) -> None:

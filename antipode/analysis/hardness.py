@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from antipode.analysis.figures import colour, epoch_label, from_zero, over_epochs, panels, shade
+from antipode.analysis.figures import colour, epoch_label, from_zero, name_lines, name_runs, over_epochs, panels, shade
 from antipode.analysis.inquiry import Inquiry, number, numbers
 from antipode.analysis.rehearsal import Rehearsal, Snapshot, contrastive
 from antipode.config.families import ContrastiveConfig
@@ -137,7 +137,7 @@ class Asked(NamedTuple):
         known = None
         if owners is not None:
             others = owners != images[rows, None]
-            if labels is not None:
+            if labels is not None and bool((owners >= 0).any()):  # a queue begins with keys of no image
                 known = labels[images[rows]], labels[owners.clamp(min=0)].where(owners >= 0, -1)
         met = others if found.allowed is None else others & found.allowed[rows]
         keys, negatives, tau = found.keys[rows], found.negatives.float(), method.temperature
@@ -174,14 +174,14 @@ def of_synthetic(asked: Asked, mixing: Mixing, lot: Tensor, rows: Tensor) -> dic
     return found
 
 
-# What is drawn over epochs: a panel's title and label, and for each name its line and how it is told apart.
+# What is drawn over epochs: a panel's title and label, and for each name its line and what that is.
 PANELS: Sequence[tuple[str, str, dict[str, tuple[str, str]]]] = (
     ("proxy task", "keys above all negatives in %",
-     {"proxy": ("o-", ""), "proxy_synthetic": ("^--", ", with synthetic")}),
+     {"proxy": ("o-", "real negatives"), "proxy_synthetic": ("^--", "and synthetic ones")}),
     ("false negatives among the top", "of the query's class in %",
-     {"false_negatives": ("o-", ""), "chance": (":", ", by chance")}),
+     {"false_negatives": ("o-", "among the top"), "chance": (":", "among all")}),
     ("parents of synthetic negatives", "of the query's class in %",
-     {"one_false": ("^--", ", one or both"), "both_false": ("s-", ", both")}),
+     {"one_false": ("^--", "one or both"), "both_false": ("s-", "both")}),
 )  # fmt: skip
 
 
@@ -194,9 +194,11 @@ def draw(results: Sequence[Result]) -> Figure:
         draw_matching(place, result)
     for place, (title, label, lines) in zip(axes[len(results) :], shared, strict=True):
         draw_over_epochs(place, results, lines)
+        name_lines(place, (drawn for name, drawn in lines.items() if name in measured))
         top = f" {len(results[0]['checkpoints'][-1]['matching']):,}" if title.endswith("top") else ""
         place.set_title(title + top)
         place.set_ylabel(label)
+    name_runs(figure, [result["name"] for result in results])
     return figure
 
 
@@ -215,12 +217,9 @@ def draw_matching(axes: Axes, result: Result) -> None:
 
 def draw_over_epochs(axes: Axes, results: Sequence[Result], lines: dict[str, tuple[str, str]]) -> None:
     for place, result in enumerate(results):
-        for name, (line, told) in lines.items():
+        for name, (line, _) in lines.items():
             found = [(each["epoch"], each[name]) for each in result["checkpoints"] if name in each]
             if found:
-                axes.plot(
-                    *zip(*found, strict=True), line, markersize=3, color=colour(place), label=result["name"] + told
-                )
+                axes.plot(*zip(*found, strict=True), line, markersize=3, color=colour(place))
     over_epochs(axes)
-    from_zero(axes)
-    axes.legend()
+    from_zero(axes, air=0.25)  # for the legend

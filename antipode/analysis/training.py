@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from antipode.analysis.figures import colour, from_zero, over_epochs, panels
+from antipode.analysis.figures import colour, from_zero, name_lines, name_runs, over_epochs, panels
 from antipode.analysis.inquiry import Inquiry, number
 from antipode.errors import UsageError
 from antipode.training.run import Run
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# A panel's label, and for each name in it its line and how it is told apart.
+# A panel's label, and for each name in it its line and what that is, where there are several.
 PANELS: Sequence[tuple[str, dict[str, tuple[str, str]]]] = (
     ("mutual-information bound in nats", {"mutual_information_bound": ("-", "")}),
     ("|dL/dq|, mean and 2 deviations", {"gradient_norm": ("-", "")}),
     ("bound of |dL/dq| (Theorem 2)", {"gradient_norm_bound": ("-", "")}),
     ("share of keys above all negatives",
-     {"contrastive_accuracy": ("-", ""), "accuracy_among_synthetic": ("--", ", with synthetic")}),
+     {"contrastive_accuracy": ("-", "real negatives"), "accuracy_among_synthetic": ("--", "and synthetic ones")}),
     ("highest score of a query",
-     {"highest_negative": ("-", ", real negatives"), "highest_pair": ("--", ", pairs of negatives"),
-      "highest_with_query": (":", ", mixed with the query")}),
+     {"highest_negative": ("-", "real negatives"), "highest_pair": ("--", "pairs of negatives"),
+      "highest_with_query": (":", "mixed with the query")}),
     ("loss", {"loss": ("-", "")}),
     ("k-NN accuracy in %", {"knn": ("-", "")}),
 )  # fmt: skip
@@ -63,20 +63,22 @@ def draw(results: Sequence[Result]) -> Figure:
     figure, axes = panels(len(shown))
     for place, (label, lines) in zip(axes, shown, strict=True):
         for which, result in enumerate(results):
-            for name, (line, told) in lines.items():
+            for name, (line, _) in lines.items():
                 if name in result["curves"]:
-                    draw_curve(place, result["curves"], name, line, colour(which), result["name"] + told)
+                    draw_curve(place, result["curves"], name, line, colour(which))
         over_epochs(place)
         if any(name.startswith("gradient_norm") for name in lines):
             from_zero(place)
         place.set_ylabel(label)
-        place.legend()
+        if len(lines) > 1:
+            name_lines(place, (drawn for name, drawn in lines.items() if name in logged))
+    name_runs(figure, [result["name"] for result in results])
     return figure
 
 
-def draw_curve(axes: Axes, curves: Result, name: str, line: str, tint: str, label: str) -> None:
+def draw_curve(axes: Axes, curves: Result, name: str, line: str, tint: str) -> None:
     epochs, values = curves[name]["epochs"], curves[name]["values"]
-    axes.plot(epochs, values, line, color=tint, label=label, marker="o" if len(epochs) < 12 else None, markersize=3)
+    axes.plot(epochs, values, line, color=tint, marker="o" if len(epochs) < 12 else None, markersize=3)
     if name == "gradient_norm":
         spread = curves[DEVIATION]["values"]
         low, high = ([v + sign * s for v, s in zip(values, spread, strict=True)] for sign in (-2, 2))

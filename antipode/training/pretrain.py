@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -73,6 +74,7 @@ def train(prepared: Prepared, run: Run, backbone: nn.Module | None = None, views
     """Everything from the open data to the last word of the run. What can be refused is refused before it is read.
     Of several ranks the first writes and speaks."""
     refuse_absent_views(prepared, views)
+    gc.collect()  # a compiled network refers to itself: that of an earlier run in this process may still lie on the GPU
     barrier()  # all have seen the folder as it was before the first writes to it
     with memory_errors(prepared):
         method = build(prepared, backbone)
