@@ -56,3 +56,5 @@ def test_at_alpha_equal_to_k_a_cell_is_on_both_lines():
     ks = [16, 64, 256, 4096]
     assert moco["alpha K"] == (ks, [2 * k for k in ks]) and moco["alpha 4096"] == (ks, [k + 4096 for k in ks])
     assert moco["alpha K, drawn once"] == ([64], [128])
+    # SimCLR's only such cell is on the line of alpha 255, which it would repeat
+    assert [name for name, _, _ in drawn_lines(panels[1])] == ["alpha 255", "alpha 4096"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,13 +105,17 @@ def name_runs(figure: Figure, names: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], color=colour(number), linewidth=2) for number in range(len(names))]
-    figure.legend(lines, names, loc="outside lower center", ncols=min(len(names), 4), fontsize="medium")
+    rows = -(-len(names) // 6)
+    figure.legend(lines, names, loc="outside lower center", ncols=-(-len(names) // rows), fontsize="medium")
 
 
-def name_lines(axes: Axes, lines: Iterable[tuple[str, str]]) -> None:
-    """Within a panel, what each kind of line is, whatever its run. lines: how it is drawn ("o--"), its name."""
+def name_lines(axes: Axes, lines: Sequence[tuple[str, str]]) -> None:
+    """Within a panel that has several, what each kind of line is, whatever its run. lines: how it is drawn ("o--"), its
+    name."""
     from matplotlib.lines import Line2D
 
+    if len(lines) < 2:
+        return
     found = []
     for drawn, name in lines:
         marker = drawn[0] if drawn[0] in "os^" else None

@@ -194,7 +194,7 @@ def draw(results: Sequence[Result]) -> Figure:
         draw_matching(place, result)
     for place, (title, label, lines) in zip(axes[len(results) :], shared, strict=True):
         draw_over_epochs(place, results, lines)
-        name_lines(place, (drawn for name, drawn in lines.items() if name in measured))
+        name_lines(place, [drawn for name, drawn in lines.items() if name in measured])
         top = f" {len(results[0]['checkpoints'][-1]['matching']):,}" if title.endswith("top") else ""
         place.set_title(title + top)
         place.set_ylabel(label)

@@ -70,8 +70,7 @@ def draw(results: Sequence[Result]) -> Figure:
         if any(name.startswith("gradient_norm") for name in lines):
             from_zero(place)
         place.set_ylabel(label)
-        if len(lines) > 1:
-            name_lines(place, (drawn for name, drawn in lines.items() if name in logged))
+        name_lines(place, [drawn for name, drawn in lines.items() if name in logged])
     name_runs(figure, [result["name"] for result in results])
     return figure
 

@@ -1,7 +1,7 @@
 """What the grids of ours on CIFAR-10 share: the length of the runs, and how they are judged.
 
 The recipe is the small-data one of `antipode pretrain --data cifar10`, with one schedule for all methods: a cosine by
-step after a short warm-up, and the rate that was best for MoCo v2 in so short a run (docs/studies.md). Where a method
+step after a short warm-up, and the rate that was best for MoCo v2 in so short a run (docs/cifar10.md). Where a method
 is compared with itself, only what is studied differs.
 """
 

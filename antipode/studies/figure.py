@@ -42,6 +42,7 @@ def draw_panel(axes: Axes, study: Study, over: str, cells: Sequence[Known]) -> N
     for cell in cells:
         for name in names(study, over, cell["at"]):
             lines.setdefault(name, []).append(cell)
+    lines = {name: own for name, own in lines.items() if not any(is_part(own, of) for of in lines.values())}
     for number, (name, points) in enumerate(lines.items()):
         look: dict[str, Any] = {"color": colour(number)}
         for key, error, more in (
@@ -71,6 +72,11 @@ def names(study: Study, over: str, place: Known) -> Sequence[str]:
         return study.lines(place)
     own = {axis.replace("_", " "): value for axis, value in place.items() if axis not in (over, *study.panels)}
     return [label(own)]
+
+
+def is_part(own: Sequence[Known], of: Sequence[Known]) -> bool:
+    """Whether a line would only repeat some points of another."""
+    return len(own) < len(of) and all(cell in of for cell in own)
 
 
 def at(cell: Known, axes: Sequence[str]) -> tuple[Any, ...]:
