@@ -31,12 +31,12 @@ def uniformity(x: Tensor, t: float = 2.0, *, chunk: int = 4096) -> Tensor:
         for other in range(start, len(x), chunk):
             with torch.autocast(x.device.type, enabled=False):
                 scores = rows @ x[other : other + chunk].T
-            if other == start:  # each pair once
-                above = torch.triu_indices(len(rows), len(rows), offset=1, device=x.device)
-                scores = scores[above[0], above[1]]
-            if scores.numel():
-                # on the sphere |x - y|^2 = 2 - 2 x.y
-                terms.append(torch.logsumexp((2 * t * (scores - 1)).flatten(), 0))
+            term = 2 * t * (scores - 1)  # on the sphere |x - y|^2 = 2 - 2 x.y
+            if other != start:
+                terms.append(torch.logsumexp(term.flatten(), 0))
+            elif len(rows) > 1:  # here each pair stands twice, beside each row with itself
+                itself = torch.eye(len(rows), dtype=torch.bool, device=x.device)
+                terms.append(torch.logsumexp(term.masked_fill(itself, -math.inf).flatten(), 0) - math.log(2))
     return torch.logsumexp(torch.stack(terms), 0) - math.log(len(x) * (len(x) - 1) / 2)
 
 
