@@ -302,6 +302,7 @@ def test_only_chooses_by_place_and_a_setting_holds_for_all_cells(tmp_path):
     study = sums(tuple(Cell({"a": a, "b": 0}, patch={"a": a}) for a in (1, 2, 3)))
     run_study(study, tmp_path, only={"a": ["2", "3"]}, given={"b": 100})
     assert study.runner.asked == [{"a": 2, "b": 100, "seed": 0}, {"a": 3, "b": 100, "seed": 0}]
+    assert study.choose({"a": ["2.0", "3e0"]}) == study.choose({"a": ["2", "3"]})
     with pytest.raises(UsageError, match="only a: '4' is not known"):
         run_study(study, tmp_path, only={"a": ["4"]})
     with pytest.raises(UsageError, match="a is what the study varies"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -47,6 +47,14 @@ def label(at: Settings) -> str:
 
 def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def spelt(text: str, known: Container[str]) -> str:
+    """As values are shown: 4.0 is 4, 5e-3 is 0.005."""
+    try:
+        return text if text in known else shown(float(text))
+    except ValueError:
+        return text
 
 
 class NotMeasured(Exception):
@@ -176,14 +184,16 @@ class Study:
         for cell in self.cells:
             for axis, value in cell.at.items():
                 axes.setdefault(axis, {})[shown(value)] = None
+        wanted: dict[str, list[str]] = {}
         for axis, values in only.items():
             check_word("only", axis, axes)
-            for value in values:
+            wanted[axis] = [spelt(value, axes[axis]) for value in values]
+            for value in wanted[axis]:
                 check_word(f"only {axis}", value, axes[axis])
         return [
             cell
             for cell in self.cells
-            if all(axis in cell.at and shown(cell.at[axis]) in values for axis, values in only.items())
+            if all(axis in cell.at and shown(cell.at[axis]) in values for axis, values in wanted.items())
         ]
 
 
