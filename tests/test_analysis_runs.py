@@ -186,8 +186,8 @@ def test_kinds_that_are_not_mixed_have_no_highest_score(run, tmp_path):
 def test_hardness_of_negatives_in_the_batch(simclr, tmp_path):
     (found,) = results([simclr], "hardness", tmp_path, images=32, top=1024)
     (checkpoint,) = found["checkpoints"]
-    assert checkpoint["negatives"] == 32 and len(checkpoint["matching"]) == 32  # both views of 16 images
-    assert checkpoint["matching"][-2:] == [0, 0]  # the image's own are no negatives
+    assert checkpoint["negatives"] == 32  # both views of 16 images
+    assert len(checkpoint["matching"]) == 30 and min(checkpoint["matching"]) > 0  # the image's own are no negatives
 
 
 def test_geometry_is_that_of_the_embedded_images(run, tmp_path):
@@ -213,15 +213,15 @@ def test_geometry_of_two_views_needs_no_labels(run, photos, tmp_path):
 def test_training_and_tsne(run, simclr, tmp_path):
     first, second = results([run, simclr], "training", tmp_path)
     assert first["curves"]["gradient_norm"]["epochs"] == [1, 2] and second["epoch"] == 1
-    (picture,) = results([], "tsne", tmp_path, points=120, hardest=20, pairs=10, with_query=5)
+    (picture,) = results([], "tsne", tmp_path, points=120, mixing=[20, 10, 5])
     assert {kind: len(places) for kind, places in picture["places"].items()} == {
         "negatives": 100, "hardest": 20, "pairs": 10, "with the query": 5, "query": 1,
     }  # fmt: skip
 
 
 def test_the_command_writes_into_the_run_and_says_where(run, capsys):
-    assert main(["analyse", str(run.path), "--what", "training", "--format", "svg", "--names", "64 keys"]) == 0
-    assert "64 keys" in (run.path / "analysis" / "training.svg").read_text()
+    assert main(["analyse", str(run.path), "--what", "training", "--format", "svg", "--names", "(64, 16, 8)"]) == 0
+    assert "(64, 16, 8)" in (run.path / "analysis" / "training.svg").read_text()
     assert "training.json" in capsys.readouterr().out
 
 

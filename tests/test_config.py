@@ -165,6 +165,14 @@ def test_sizes_give_way_to_what_was_asked():
     assert (config.batch_size, config.epochs) == (32, 3)
 
 
+def test_what_is_mixed_is_a_part_of_the_queue():
+    for count, wanted in ((40, (16, 4, 4, 2)), (2_000, (512, 128, 128, 16)), (50_000, (16384, 1024, 1024, 128))):
+        config = resolve(given(method="mochi", data="./photos"), facts=Facts(count, 300, True)).config
+        assert (config.queue_size, config.hardest, config.pairs, config.with_query) == wanted
+    short = resolve(given(method="mochi", data="./photos", epochs=20, pairs=99), facts=Facts(2_000, 300, True)).config
+    assert (short.mixing_warmup, short.pairs) == (2, 99)
+
+
 def test_sized_names_only_real_fields():
     assert set(sized(Facts(100, 100, True), {"views": "moco-v2"}, {})) <= set(FIELDS)
 
@@ -342,7 +350,7 @@ def test_a_choice_between_numbers_is_taken_as_text():
         ({"method": "simo", "batch_size": 32, "negatives": 500}, "negatives: 500 asked for, and all 31 at hand"),
         ({"negatives": 2000, "queue_size": 100, "batch_size": 32}, "negatives: 2000 asked for, and all 100 at hand"),
         ({"method": "simclr", "batch_size": 32, "negatives": 63}, "negatives: 63 asked for, and all 62 at hand"),
-        ({"method": "eqco+mochi", "data": "shapes"}, "hardest: 256 asked for, and all 64 negatives of a query"),
+        ({"method": "eqco+mochi", "data": "shapes"}, "hardest is 256, but a query has 64 negatives"),
     ],
 )
 def test_more_negatives_than_there_are_is_said(fields, note):

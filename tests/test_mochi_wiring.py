@@ -161,7 +161,7 @@ def test_steps_that_mix_nothing_are_those_of_the_method_without_mixing(source):
     ],
 )
 def test_more_hardest_than_there_are_negatives_is_said(given, at_hand):
-    note = f"hardest: {at_hand + 1} asked for, and all {at_hand} negatives of a query are taken."
+    note = f"hardest is {at_hand + 1}, but a query has {at_hand} negatives: all are taken."
     assert note in resolved(**given, hardest=at_hand + 1).notes
     assert not any(each.startswith("hardest") for each in resolved(**given, hardest=at_hand).notes)
     assert not any(each.startswith("hardest") for each in resolved(**given, hardest=None).notes)

@@ -96,7 +96,7 @@ def over_epochs(axes: Axes) -> None:
     """A horizontal axis of whole epochs."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("epoch")
 
 
@@ -110,22 +110,20 @@ def name_runs(figure: Figure, names: Sequence[str]) -> None:
 
 
 def name_lines(axes: Axes, lines: Sequence[tuple[str, str]]) -> None:
-    """Within a panel that has several, what each kind of line is, whatever its run. lines: how it is drawn ("o--"), its
+    """Within a panel, at its top, what each kind of line is, whatever its run. lines: how it is drawn ("o--"), its
     name."""
     from matplotlib.lines import Line2D
 
-    if len(lines) < 2:
-        return
     found = []
     for drawn, name in lines:
         marker = drawn[0] if drawn[0] in "os^" else None
         found.append(Line2D([], [], color=INK, marker=marker, markersize=3, ls=drawn.lstrip("os^"), label=name))
-    axes.legend(handles=found)
+    axes.legend(handles=found, loc="upper right")
 
 
-def from_zero(axes: Axes, air: float = 0.08) -> None:
+def from_zero(axes: Axes) -> None:
     """A vertical axis from zero with some air above what is drawn so far."""
-    axes.set_ylim(0, (1 + air) * axes.dataLim.ymax or 1)
+    axes.set_ylim(0, 1.08 * axes.dataLim.ymax or 1)
 
 
 def save(draw: Callable[[], Figure], path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from antipode.analysis.figures import colour, panels
+from antipode.analysis.figures import colour, name_runs, panels
 from antipode.analysis.inquiry import Inquiry, number
 from antipode.data.images import Images, refuse_multi_label
 from antipode.errors import UsageError, check_word
@@ -101,18 +101,21 @@ def of_views(run: Run, ask: Inquiry, subject: Subject, images: Images) -> tuple[
 
 
 def draw(results: Sequence[Result]) -> Figure:
-    """Each run's way over its checkpoints, the last of them a larger point; up and to the right is better."""
-    figure, (axes,) = panels(1, height=3.9)
+    """Each run's way over its checkpoints, the last of them a larger point; and of several runs these alone, enlarged.
+    Up and to the right is better."""
+    figure, axes = panels(1 if len(results) == 1 else 2, height=3.9)
     for place, result in enumerate(results):
         x = [-checkpoint["uniformity"] for checkpoint in result["checkpoints"]]
         y = [-checkpoint["alignment"] for checkpoint in result["checkpoints"]]
-        axes.plot(x, y, "o-", color=colour(place), markersize=3, linewidth=1, alpha=0.6)
-        name = f"{result['name']}, epoch {result['checkpoints'][-1]['epoch']}"
-        axes.plot(x[-1], y[-1], "o", color=colour(place), markersize=8, label=name)
-    axes.margins(0.18)
+        axes[0].plot(x, y, "o-", color=colour(place), markersize=3, linewidth=1, alpha=0.6)
+        for panel in axes:
+            panel.plot(x[-1], y[-1], "o", color=colour(place), markersize=8)
     of = "one class" if results[0]["positives"] == "class" else "two views of an image"
-    axes.set_xlabel("- uniformity (right: more even)")
-    axes.set_ylabel("- alignment (up: positives nearer)")
-    axes.set_title(f"positives: {of}; {results[0]['features']}")
-    axes.legend()
+    epochs = sorted({result["checkpoints"][-1]["epoch"] for result in results})
+    for panel, title in zip(axes, (f"positives: {of}; {results[0]['features']}", f"epoch {epochs[-1]}"), strict=False):
+        panel.margins(0.18)
+        panel.set_xlabel("- uniformity (right: more even)")
+        panel.set_ylabel("- alignment (up: positives nearer)")
+        panel.set_title(title if len(epochs) == 1 or panel is axes[0] else "the last epoch of each")
+    name_runs(figure, [result["name"] for result in results])
     return figure

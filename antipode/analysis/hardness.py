@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from antipode.analysis.figures import colour, epoch_label, from_zero, name_lines, name_runs, over_epochs, panels, shade
-from antipode.analysis.inquiry import Inquiry, number, numbers
+from antipode.analysis.figures import colour, epoch_label, name_lines, name_runs, over_epochs, panels, shade
+from antipode.analysis.inquiry import Inquiry, number, numbers, three
 from antipode.analysis.rehearsal import Rehearsal, Snapshot, contrastive
 from antipode.config.families import ContrastiveConfig
 from antipode.errors import UsageError
@@ -34,8 +34,8 @@ def matching(
     query: Tensor, key: Tensor, negatives: Tensor, met: Tensor, *, temperature: float, top: int
 ) -> tuple[Tensor, Tensor]:
     """(n, top): the highest matching probabilities of negatives (Eq. 2: a softmax over the key and the negatives that
-    a query meets), highest first; (n,): whether the key is above all of them. query, key: (n, D); negatives: (K, D);
-    met: (n, K)."""
+    a query meets), highest first, 0 beyond those that it meets; (n,): whether the key is above all of them. query, key:
+    (n, D); negatives: (K, D); met: (n, K)."""
     positive = (query * key).sum(1) / temperature
     against = scores(query, negatives, temperature).masked_fill(~met, NOTHING)
     hardest = against.topk(top, dim=1).values
@@ -63,9 +63,10 @@ def measure(
     config = contrastive(run)
     if top < 1:
         raise UsageError(f"top: given {top}; at least 1 is needed.")
-    if mixing is not None and len(mixing) != 3:
-        raise UsageError(f"mixing: given {list(mixing)}; three numbers are needed, (N, s, s') such as 1024,1024,128.")
-    rules = mixing_of(config) if mixing is None else Mixing(hardest=mixing[0], pairs=mixing[1], with_query=mixing[2])
+    rules = mixing_of(config)
+    if mixing is not None:
+        hardest, pairs, with_query = three(mixing)
+        rules = Mixing(hardest=hardest, pairs=pairs, with_query=with_query)
     paths = ask.checkpoints(run)
     rehearsal = Rehearsal(run, ask, images)
     found = []
@@ -104,7 +105,8 @@ def of_checkpoint(rehearsal: Rehearsal, snapshot: Snapshot, top: int, mixing: Mi
             queries += len(rows)
     means = {name: total / queries for name, total in sums.items()}
     result: Result = {"epoch": snapshot.epoch, "step": snapshot.step, "queries": queries, "negatives": size}
-    result["matching"] = numbers(means.pop("matching"))
+    ranks = int((means.pop("meeting") == 1).sum())  # that all queries have
+    result["matching"] = numbers(means.pop("matching")[:ranks])
     return result | {name: number(mean) for name, mean in means.items()}
 
 
@@ -145,10 +147,11 @@ class Asked(NamedTuple):
 
 
 def of_negatives(asked: Asked, top: int) -> dict[str, Tensor]:
-    """Means by name: (top,) or one number."""
+    """Means by name: (top,) or one number. meeting: the share of queries that meet so many."""
     query, key, negatives = asked.query, asked.key, asked.negatives
     probabilities, above = matching(query, key, negatives, asked.met, temperature=asked.temperature, top=top)
     found = {"matching": probabilities.mean(0), "proxy": 100 * above.float().mean()}
+    found["meeting"] = (asked.met.sum(1)[:, None] > torch.arange(top, device=query.device)).double().mean(0)
     if asked.labels is not None:
         own, theirs = asked.labels
         same = (own[:, None] == theirs) & (own >= 0)[:, None]
@@ -222,4 +225,4 @@ def draw_over_epochs(axes: Axes, results: Sequence[Result], lines: dict[str, tup
             if found:
                 axes.plot(*zip(*found, strict=True), line, markersize=3, color=colour(place))
     over_epochs(axes)
-    from_zero(axes, air=0.25)  # for the legend
+    axes.set_ylim(0, min(102, 1.25 * axes.dataLim.ymax) or 1)  # percent, with room for the legend

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -86,6 +86,13 @@ class Inquiry:
 def numbers(values: Tensor) -> list[float]:
     """For JSON: six digits say all that was measured."""
     return [float(f"{value:.6g}") for value in values.tolist()]
+
+
+def three(mixing: Sequence[int]) -> Sequence[int]:
+    """MoCHi's (N, s, s')."""
+    if len(mixing) != 3:
+        raise UsageError(f"mixing: given {list(mixing)}; three numbers are needed, (N, s, s') such as 1024,1024,128.")
+    return mixing
 
 
 def number(value: Tensor | float) -> float:

@@ -70,7 +70,10 @@ def draw(results: Sequence[Result]) -> Figure:
         if any(name.startswith("gradient_norm") for name in lines):
             from_zero(place)
         place.set_ylabel(label)
-        name_lines(place, [drawn for name, drawn in lines.items() if name in logged])
+        if len(kinds := [drawn for name, drawn in lines.items() if name in logged]) > 1:
+            low, high = place.get_ylim()
+            place.set_ylim(low, high + 0.1 * len(kinds) * (high - low))  # room for the legend
+            name_lines(place, kinds)
     name_runs(figure, [result["name"] for result in results])
     return figure
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from antipode.analysis.figures import panels
-from antipode.analysis.inquiry import Inquiry, numbers
+from antipode.analysis.inquiry import Inquiry, numbers, three
 from antipode.errors import UsageError
 from antipode.randomness import generator
 
@@ -41,10 +41,9 @@ def synthetic(query: Tensor, hardest: Tensor, pairs: int, with_query: int, draws
     ]
 
 
-def measure(
-    ask: Inquiry, *, points: int = 500, dim: int = 32, hardest: int = 50, pairs: int = 50, with_query: int = 25
-) -> Result:
-    """Places in the plane of all points, by kind."""
+def measure(ask: Inquiry, *, points: int = 500, dim: int = 32, mixing: Sequence[int] = (50, 50, 25)) -> Result:
+    """Places in the plane of all points, by kind. mixing: (N, s, s')."""
+    hardest, pairs, with_query = three(mixing)
     if not 2 <= hardest <= points:
         raise UsageError(f"hardest: given {hardest}; with {points} points 2 to {points} are allowed.")
     from sklearn.manifold import TSNE  # type: ignore[import-untyped]

@@ -31,7 +31,9 @@ def add_commands(commands: Any) -> None:
     command.add_argument("runs", nargs="*", metavar="RUN", help="one run or several, side by side")
     command.add_argument("--what", required=True, choices=tuple(WHAT), metavar="NAME", help=", ".join(WHAT))
     command.add_argument("--data", help="the images, where they are not (or no longer) what the runs say")
-    command.add_argument("--out", metavar="DIR", help="where NAME.json and NAME.png go (default: RUN/analysis)")
+    command.add_argument(
+        "--out", metavar="DIR", help="where NAME.json and NAME.png go (default for one run: RUN/analysis)"
+    )
     command.add_argument("--names", type=words, metavar="A,B,..", help="what the runs are called in the figure")
     command.add_argument("--format", choices=("png", "svg", "pdf"), default="png", help="of the figure (default: png)")
     command.add_argument("--batch-size", type=int, default=256, metavar="N",
@@ -53,7 +55,10 @@ def add_settings(group: Any) -> None:
     add("negatives", "gradient: numbers of negatives (16, 64, .. the queue's size)", type=whole_numbers, metavar="K,..")
     add("alpha", "gradient: EqCo's alpha (the queue's size)", type=float)
     add("top", "hardness: how many of the hardest negatives (1024)", type=int, metavar="N")
-    add("mixing", "hardness: what is mixed, in place of each run's own", type=whole_numbers, metavar="N,S,S'")
+    add("mixing", "hardness: what is mixed, in place of each run's own; tsne (50,50,25)", type=whole_numbers,
+        metavar="N,S,S'")  # fmt: skip
+    add("points", "tsne: how many on the sphere (500)", type=int, metavar="N")
+    add("dim", "tsne: of the sphere's space (32)", type=int, metavar="D")
 
 
 def run_analyse(options: argparse.Namespace) -> None:

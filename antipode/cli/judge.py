@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from typing import Any
 
@@ -52,7 +53,8 @@ def numbers(text: str) -> list[float]:
 
 
 def words(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    """Parted by commas, but not by those in parentheses."""
+    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
 
 
 def whole_numbers(text: str) -> list[int]:

@@ -176,13 +176,16 @@ def print_table(study: Any, cells: Sequence[Mapping[str, Any]] = ()) -> None:
             row["paper", column] = with_deviation(str(cell.paper), cell.deviation, 1)
     columns = list(dict.fromkeys(shown(cell.at[study.columns]) for cell in study.cells))
     told = {source for row in rows.values() for source, _ in row}
-    sources: list[str] = [source for source in ("here", "paper") if source in told] or [""]
+    sources = [source for source in ("here", "paper") if source in told]
     table = Table(box=None, pad_edge=False)
     for axis in axes:
         table.add_column(axis.replace("_", " "))
     for source in sources:
         for number, column in enumerate(columns):
-            table.add_column(f"{source if number == 0 else ''}\n{study.columns} {column}", justify="right")
+            head = f"{study.columns} {column}" if column[0].isdigit() else column
+            table.add_column(f"{source if number == 0 else ''}\n{head}", justify="right")
     for place, numbers in rows.items():
         table.add_row(*place, *(numbers.get((source, column), "-") for source in sources for column in columns))
     Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
+    if not sources:
+        print(f"each by {study.columns}: {', '.join(columns)}")

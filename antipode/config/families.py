@@ -150,7 +150,7 @@ class ContrastiveConfig(MixingFields, JointFields, ContrastiveFields, EmbeddingC
             found.append(f"mixing_warmup: nothing is mixed before epoch {self.mixing_warmup + 1}, beyond this run.")
         at_hand = min(at_hand, self.negatives or at_hand)
         if self.mixes and self.hardest is not None and self.hardest > at_hand:
-            found.append(f"hardest: {self.hardest} asked for, and all {at_hand} negatives of a query are taken.")
+            found.append(f"hardest is {self.hardest}, but a query has {at_hand} negatives: all are taken.")
         return found
 
 

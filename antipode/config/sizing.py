@@ -8,6 +8,8 @@ from typing import Any
 
 from antipode.config.catalogue import Patch
 
+MIXED = {"hardest": 4, "pairs": 4, "with_query": 32}  # what share of the queue they may be
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -33,7 +35,7 @@ def sized(facts: Facts, method: Patch, given: Mapping[str, Any]) -> Patch:
     - The view is as large as the images allow; on a CPU at most 96.
     - An epoch has at least 8 steps, and the queue at most half of the images (a queue larger than the data
       holds every image's own old keys as negatives). A method with fewer negatives has no more than that either,
-      and they weigh as such a queue.
+      and they weigh as such a queue. What is mixed is at most a quarter of it, and with the query a 32nd.
     - On a GPU few images are seen more often: 800 epochs of 500 images down to 100 of a million; on a CPU the
       run is held to about 200,000 images.
     - The slow copy of a short run must be quicker, or it never leaves its starting point.
@@ -65,6 +67,8 @@ def sized(facts: Facts, method: Patch, given: Mapping[str, Any]) -> Patch:
         "batch_size": batch_size,
         "queue_size": queue_size,
         **{name: min(method[name], queue_size) for name in few},
+        **{name: min(method[name], max(2, queue_size // part)) for name, part in MIXED.items() if name in method},
+        "mixing_warmup": min(method.get("mixing_warmup", 0), epochs // 10),
         "bn_groups": method.get("bn_groups", max(1, batch_size // 32)),
         "warmup_epochs": min(method.get("warmup_epochs", 0), epochs // 10),
         "key_momentum": min(0.99 if steps < 50_000 else 0.999, method.get("key_momentum", 0.999)),

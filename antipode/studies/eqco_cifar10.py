@@ -1,7 +1,7 @@
 """EqCo's claims on CIFAR-10 with a ResNet-18: a grid of ours, since the paper has ImageNet alone.
 
-MoCo with 16 to 4096 negatives, plain and weighed as 4096, drawn for each query or once for all; SimCLR and SiMo with
-few and all of the batch's.
+MoCo with 16 to 4096 negatives, plain and weighed as 4096, drawn for each query or once for all; SimCLR with 16 and with
+255 of the batch's 511, SiMo with few and with all.
 """
 
 from __future__ import annotations
