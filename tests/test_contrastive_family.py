@@ -359,7 +359,8 @@ def test_the_oracle_lets_no_negative_of_the_same_class_count(source):
     [
         ({"method": "simo", "both_views": True}, "both_views: it is for key_encoder online"),
         ({"method": "moco-v2", "both_views": True}, "both_views: it is for key_encoder online"),
-        ({"method": "mochi", "negatives": 1}, "pairs: a pair is of two negatives"),
+        ({"method": "mochi", "negatives": 1}, "pairs: a pair is of two negatives, and negatives is 1"),
+        ({"method": "mochi", "hardest": 1}, "pairs: a pair is of two negatives, and hardest is 1"),
         ({"method": "moco-v2", "batch_size": 100, "bn_groups": 8}, "use batch_size 96, or bn_groups 4"),
         ({"method": "byol", "joint_statistics": True, "bn_groups": 2}, "joint_statistics: the views share one group"),
     ],

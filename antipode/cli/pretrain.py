@@ -25,7 +25,7 @@ def add_commands(commands: Any) -> None:
         run_pretrain,
         "learn from images without labels",
         usage="antipode pretrain [METHOD] --data DATA --out RUN [--FIELD VALUE ...]",
-        epilog="examples:\n"
+        epilog="Methods and recipes have defaults of their own: --dry-run shows what yours come to.\n\nexamples:\n"
         "  antipode pretrain moco-v2 --data ./photos --out runs/photos\n"
         "  antipode pretrain moco-v2 --data cifar10=/data/cifar --out runs/c --epochs 100 --symmetric\n"
         "  antipode pretrain --config runs/c/config.json --out runs/c2 --seed 1\n"

@@ -123,8 +123,9 @@ class ContrastiveConfig(MixingFields, JointFields, ContrastiveFields, EmbeddingC
             raise ValueError("accumulate: with negatives_from batch the negatives are the batch: it must come at once")
         if self.positives == "repeated" and (self.negatives_from == "batch" or self.symmetric):
             raise ValueError("positives: repeated is for negatives_from queue, one way")
-        if self.pairs and self.mix_distinct and self.negatives == 1:
-            raise ValueError("pairs: a pair is of two negatives, and negatives is 1")
+        for name in ("negatives", "hardest"):
+            if self.pairs and self.mix_distinct and getattr(self, name) == 1:
+                raise ValueError(f"pairs: a pair is of two negatives, and {name} is 1")
         if self.mix_until is not None and self.pairs != self.with_query:
             raise ValueError(f"mix_until: takes both kinds in turn: give as many pairs ({self.pairs}) as with_query")
         if self.key_encoder == "online" and self.bn_groups > 1 and info.context != "provisional":
