@@ -25,7 +25,7 @@ from antipode.randomness import generator
 from antipode.training.checkpoint import load_checkpoint, part
 from antipode.training.loop import Plan
 from antipode.training.make_views import MakeViews
-from antipode.training.prepare import Prepared
+from antipode.training.prepare import Prepared, labelled
 from antipode.training.run import Run
 
 
@@ -83,6 +83,7 @@ class Rehearsal:
     def __post_init__(self) -> None:
         config, ask = contrastive(self.run), self.ask
         images = ask.images(self.run, "train")
+        images = labelled(images) if config.needs_labels else images
         plan = Plan(len(images), config.batch_size, config.epochs, config.seed)
         precision = pick_precision(config.precision, ask.device)
         self.make_views = ask.views(config, 1 + config.keys)
@@ -120,7 +121,8 @@ class Rehearsal:
                 else:
                     compared, _ = method.compare_with_slow_keys(views, inputs)
             snapshot.stop_following()
-            yield images, compared[0]
+            found = compared[0]
+            yield images.repeat_interleave(len(found.query) // len(images)), found  # of repeated queries too
             done(number + 1)
 
     def queue_images(self, snapshot: Snapshot) -> Tensor | None:

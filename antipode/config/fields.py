@@ -144,7 +144,9 @@ class ContrastiveFields(Section):
     )
     shared_draw: bool = Field(False, description="draw the K negatives once a step for all queries, not for each")
     both_views: bool = Field(False, description="negatives of the batch are of both views, not of the key's alone")
-    alpha: Positive | None = Field(None, description="EqCo: weigh the negatives as if there were so many; default: K")
+    alpha: Annotated[float, Field(gt=0, le=1e30)] | None = Field(
+        None, description="EqCo: weigh the negatives as if there were so many; default: K"
+    )
     alpha_on: Literal["all", "real"] = Field("all", description="real: mixed negatives are not weighed by alpha")
     symmetric: bool = Field(False, description="each view is query once and key once; the two losses add")
     oracle: bool = Field(False, description="negatives of the image's own class do not count (needs labels)")

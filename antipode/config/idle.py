@@ -30,7 +30,7 @@ IDLE = (
     Idle(("mix_distinct",), lambda c: c.pairs == 0, "pairs is 0"),
     Idle(("alpha_on",), lambda c: c.alpha is None or not c.mixes, "it is for alpha with mixed negatives"),
     Idle(
-        ("variance_weight", "variance_ramp", "normalise_mean", "positives", "key_chunks"),
+        ("variance_weight", "variance_ramp", "normalise_mean", "positives"),
         lambda c: c.keys == 1,
         "keys is 1",
     ),

@@ -57,6 +57,7 @@ def sized(facts: Facts, method: Patch, given: Mapping[str, Any]) -> Patch:
     batch_size = given.get("batch_size", power_of_two(count / 8, 2, 256 if facts.cuda else 128))
     steps = epochs * (count // batch_size)
     queue_size = power_of_two(count / 2, min(batch_size, 65536), 65536)
+    groups = next(n for n in range(max(1, batch_size // 32), 0, -1) if batch_size % n == 0)
     few = ("negatives", "alpha") if "negatives" in method else ()
     return {
         "image_size": image_size,
@@ -69,7 +70,7 @@ def sized(facts: Facts, method: Patch, given: Mapping[str, Any]) -> Patch:
         **{name: min(method[name], queue_size) for name in few},
         **{name: min(method[name], max(2, queue_size // part)) for name, part in MIXED.items() if name in method},
         "mixing_warmup": min(method.get("mixing_warmup", 0), epochs // 10),
-        "bn_groups": method.get("bn_groups", max(1, batch_size // 32)),
+        "bn_groups": method.get("bn_groups", groups),
         "warmup_epochs": min(method.get("warmup_epochs", 0), epochs // 10),
         "key_momentum": min(0.99 if steps < 50_000 else 0.999, method.get("key_momentum", 0.999)),
         "log_every": max(1, min(50, count // batch_size)),

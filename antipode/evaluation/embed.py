@@ -18,7 +18,7 @@ from antipode.data.subsets import keep_classes
 from antipode.devices import memory_errors, pick_device
 from antipode.errors import UsageError
 from antipode.evaluation.embedding import check_path, check_picture, near_duplicates, neighbour_sheet, save_features
-from antipode.evaluation.evaluate import MEMORY_ADVICE, check_features, division
+from antipode.evaluation.evaluate import MEMORY_ADVICE, check_classes, check_features, division
 from antipode.evaluation.subject import Subject
 from antipode.loading import Spec, load
 from antipode.terminal import bars
@@ -105,4 +105,6 @@ def whole(data: Data) -> Images:
         for split, part in splits.items()
         for name in part.names
     ]
-    return Images(parts[0].name, names, labels, parts[0].classes if labelled else None, read)
+    check_classes(*parts)
+    classes = max((part.classes or () for part in parts), key=len) if labelled else None
+    return Images(parts[0].name, names, labels, classes or None, read)

@@ -17,12 +17,12 @@ from antipode.randomness import generator
 from antipode.views.apply import apply
 from antipode.views.draw import draw
 from antipode.views.evaluation import Preprocess
-from antipode.views.policies import Policy
+from antipode.views.policies import POLICIES, Policy
 
 BATCH = 256
 PIXELS_AT_ONCE = 1024 * 32**2
 VALUES_WAITING = 2**26  # features that stay on the device before they are fetched
-LINEAR_VIEWS = Policy(crop_scale=(0.08, 1.0), flip=0.5)  # the linear protocols' RandomResizedCrop and flip
+LINEAR_VIEWS = POLICIES["supervised"]  # the linear protocols' RandomResizedCrop and flip
 
 
 def extract(

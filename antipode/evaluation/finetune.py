@@ -18,15 +18,15 @@ from torch.nn.functional import cross_entropy
 
 from antipode.data.loader import Loader
 from antipode.devices import send
-from antipode.errors import AntipodeError, UsageError
+from antipode.errors import AntipodeError
 from antipode.evaluation.features import encode, extract, forward, fresh_views, frozen
-from antipode.evaluation.inputs import class_numbers, stratified_split, usable_rows
+from antipode.evaluation.inputs import class_numbers, usable_rows
 from antipode.evaluation.linear import (
-    HELD_OUT,
     Layers,
     LinearProtocol,
     count_classes,
     first_weights,
+    tenth_to_choose_on,
     top_accuracies,
 )
 from antipode.modules.norms import GroupedBatchNorm
@@ -135,16 +135,6 @@ def finetune(
         )
     tops = tuner.accuracies(network, test, truth, torch.arange(len(test)))
     return FineTuned(network, chosen, tuple(trials), tops[0], tops[4] if classes > 5 else None)
-
-
-def tenth_to_choose_on(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    kept, held = stratified_split(labels, HELD_OUT, generator(seed, "linear-held-out"))
-    if not len(held):
-        raise UsageError(
-            f"lr: several rates are compared on a tenth of each class; {len(labels)} images, one of each class, leave "
-            "none to compare on. Give one rate each."
-        )
-    return kept, held
 
 
 def shifted(progress: Progress | None, before: int) -> Progress | None:

@@ -125,7 +125,7 @@ def linear(
     survives = torch.ones(len(protocol.lr), dtype=torch.bool)
     choosing = len(protocol.lr) > 1
     if choosing:
-        kept, held = stratified_split(train_labels, HELD_OUT, generator(seed, "linear-held-out"))
+        kept, held = tenth_to_choose_on(train_labels, seed)
         features = train.still(held)
         whole = usable_rows(features)
         tried = fit(kept, 0)
@@ -141,6 +141,16 @@ def linear(
     )
     eligible = [rate for rate, alive in zip(rates, survives.tolist(), strict=True) if alive]
     return LinearResult(max(eligible, key=lambda rate: rate.held_out or 0.0), rates)
+
+
+def tenth_to_choose_on(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    kept, held = stratified_split(labels, HELD_OUT, generator(seed, "linear-held-out"))
+    if not len(held):
+        raise UsageError(
+            f"lr: several rates are compared on a tenth of each class; {len(labels)} images, one of each class, leave "
+            "none to compare on. Give one rate each."
+        )
+    return kept, held
 
 
 def require_any(survives: Tensor, protocol: LinearProtocol) -> None:

@@ -153,8 +153,8 @@ def judge_finetune(
 def judge_svm(subject: Subject, train: Images, test: Images, seed: int) -> Verdict:
     """Where an image has one label, it shows that class and no other; then also the accuracy of the highest score."""
     require_scikit_learn()
-    classes = train.classes or ()
-    train_marks, test_marks = marks_of(train, "training"), marks_of(test, "test")
+    classes = train.classes or numbered(train)
+    train_marks, test_marks = (marks_of(each, classes, which) for each, which in ((train, "training"), (test, "test")))
     check_marks(train_marks, test_marks, classes)
     known = subject.split(replace(train, labels=train_marks))
     asked = subject.split(replace(test, labels=test_marks))
@@ -174,8 +174,15 @@ def judge_svm(subject: Subject, train: Images, test: Images, seed: int) -> Verdi
     return Verdict(value, {**asdict(rules), **about, "per_class": per_class}, known, asked)
 
 
-def marks_of(images: Images, which: str) -> np.ndarray:
-    return class_marks(images.labels, len(images.classes or ()), f"the {which} images of {images.name}")
+def numbered(images: Images) -> tuple[str, ...]:
+    """Names for classes that have none."""
+    if images.labels is None:
+        return ()
+    return tuple(map(str, range(images.labels.shape[1] if images.multi_label else int(images.labels.max()) + 1)))
+
+
+def marks_of(images: Images, classes: Sequence[str], which: str) -> np.ndarray:
+    return class_marks(images.labels, len(classes), f"the {which} images of {images.name}")
 
 
 JUDGES: dict[str, Callable[..., Verdict]] = {
@@ -199,7 +206,7 @@ def adapted(rows: dict[str, Rules], row: str, lr: Sequence[float] | None, epochs
     if epochs is not None:
         if epochs < 1:
             raise UsageError(f"epochs: given {epochs}; it must be at least 1.")
-        drops = tuple(round(drop * epochs / rules.epochs) for drop in rules.drops)
+        drops = tuple(max(1, round(drop * epochs / rules.epochs)) for drop in rules.drops)
         rules = replace(rules, epochs=epochs, drops=drops)
     return rules if lr is None else replace(rules, lr=positive("lr", lr))
 

@@ -145,12 +145,13 @@ class Contrastive(Method):
         losses = [self.loss(each, inputs, synthetic) for each, synthetic in zip(comparisons, mixed, strict=True)]
         loss = torch.stack(losses).sum()
         health = self.health(comparisons[0], inputs, mixed[0])
-        forces = self.dispersion(torch.stack([comparison.query for comparison in comparisons], dim=1), inputs)
+        once = slice(None, None, self.keys if self.positives == "repeated" else 1)  # of repeated queries one each
+        forces = self.dispersion(torch.stack([each.query[once] for each in comparisons], dim=1), inputs)
         health["loss"] = loss.detach() / len(losses)
         if forces:
             loss = torch.stack([loss, *forces.values()]).sum()
             health |= {name: value.detach() for name, value in {**forces, "total_loss": loss}.items()}
-        return Step(loss, health, comparisons[0].query.detach(), {"keys": entering} | self.labels_of(inputs))
+        return Step(loss, health, comparisons[0].query[once].detach(), {"keys": entering} | self.labels_of(inputs))
 
     def mixed(self, comparison: Comparison) -> Synthetic | None:
         """The synthetic negatives of each query, or None while there are none."""
@@ -313,6 +314,8 @@ class Contrastive(Method):
             alpha=self.alpha,
             alpha_on=self.alpha_on,
         )
+        if self.labels:  # the oracle's negatives depend on the query: no bound
+            del signs["mutual_information_bound"]
         return signs if self.queue is None else signs | {"queue_fill": self.queue.fill}
 
 

@@ -33,6 +33,7 @@ from antipode.randomness import lots
 
 GATHERED = 2**26  # bytes that the gathered parents may take at a time
 LEAST_CHANCE = 1e-12  # of a negative in a softmax draw: what float64 can still tell from nothing beside the others
+TIE = 1e-5  # of a score: two that are nearer are equal
 SHORTEST = 1e-12  # square of a mixture's length below which it is rounding
 
 
@@ -326,6 +327,7 @@ def _until(share: float, count: int | None, pairs: Tensor, with_query: Tensor, r
     count = min(count or real.shape[1], real.shape[1])
     least = max(1, math.ceil(share * count - 1e-9))
     bar = real.topk(count - least + 1, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+    bar = bar + TIE * bar.abs()  # a pair of a negative with itself is that negative, up to rounding
     above = (torch.stack([pairs, with_query], dim=2).flatten(1) > bar).int()
     wanted = (above.cumsum(dim=1) - above < least).unflatten(1, (-1, 2))
     return wanted[..., 0], wanted[..., 1]

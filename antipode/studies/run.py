@@ -154,9 +154,7 @@ def collect(
                 "paper": cell.paper,
                 "paper_deviation": cell.deviation,
                 "values": {seed: kept and kept["value"] for seed, kept in found.items()},
-                "told": {
-                    seed: kept and {name: kept[name] for name in TOLD if name in kept} for seed, kept in found.items()
-                },
+                "told": {seed: kept and told(kept) for seed, kept in found.items()},
                 "made_by": {seed: kept and {name: kept.get(name) for name in MAKER} for seed, kept in found.items()},
                 "addresses": [job.address for job in jobs[cell.label]],
                 "settings": settings,

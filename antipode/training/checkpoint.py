@@ -20,7 +20,7 @@ from antipode.files import replacing
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
     """Tensors and JSON in one file."""
-    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    on_cpu = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
     with replacing(path) as temporary:
         save_file(on_cpu, temporary, metadata={"antipode": json.dumps(meta)})
 

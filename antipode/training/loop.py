@@ -20,7 +20,7 @@ from antipode.devices import send
 from antipode.distributed import any_rank, average, averaging_gradients, gather, mine, rank, world
 from antipode.errors import AntipodeError, UsageError
 from antipode.methods.method import Method, Moment, Step
-from antipode.randomness import generator
+from antipode.randomness import generator, stream
 from antipode.training.checkpoint import part
 from antipode.training.make_views import MakeViews
 from antipode.training.optimisers import build_optimizer
@@ -208,6 +208,7 @@ class Training:
         if labels is not None:
             drawn["labels"] = labels
         inputs = {name: send(tensor, self.device) for name, tensor in drawn.items()}
+        torch.manual_seed(stream(self.config.seed, "networks", self.step, rank()))  # for dropout and the like
         phase = self.method.phase(moment)
         if self.record and phase != self.recorded_phase:
             self.take_step = self.plain_step  # the memory of what was recorded before is free for what comes

@@ -162,7 +162,10 @@ def labelled(images: Images) -> Images:
     if images.labels is None:
         raise UsageError(f"data: {images.name} has no labels, and this method needs them.")
     refuse_multi_label(images, "data: this method")
-    return images if (images.labels >= 0).all() else images.subset(np.flatnonzero(images.labels >= 0))
+    known = images if (images.labels >= 0).all() else images.subset(np.flatnonzero(images.labels >= 0))
+    if known.labels is None or len(np.unique(known.labels)) < 2:
+        raise UsageError(f"data: the images of {images.name} are of one class, and this method tells classes apart.")
+    return known
 
 
 def continued(run: Run, given: Layer, file: Layer | None) -> Resolved:

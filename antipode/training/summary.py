@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -39,9 +40,12 @@ class OnlineKNN:
         if held_out is None or held_out.labels is None or images.labels is None:
             raise UsageError("knn_every: online k-NN needs labelled training and held-out images; this data has none.")
         refuse_multi_label(images, "knn_every")
+        known, judged = (np.flatnonzero(labels >= 0) for labels in (images.labels, held_out.labels))
+        if not len(known) or not len(judged):
+            raise UsageError("knn_every: none of the training images, or of those held out, has a label.")
         self.prepared = prepared
-        self.bank, self.bank_labels = torch.from_numpy(evenly(len(images), BANK_IMAGES)), images.labels
-        queries = torch.from_numpy(evenly(len(held_out), HELD_OUT_IMAGES))
+        self.bank, self.bank_labels = torch.from_numpy(known[evenly(len(known), BANK_IMAGES)]), images.labels
+        queries = torch.from_numpy(judged[evenly(len(judged), HELD_OUT_IMAGES)])
         self.truth = held_out.labels[queries.numpy()]
         self.queries = held_out.subset(my_share(queries).numpy())
         self.query_loader: Loader | None = None
@@ -122,6 +126,9 @@ def summarise(
     loader = prepared.loader(images)
     backbones = [backbone] if untrained is None else [backbone, untrained]
     pairs, *before = features_of_views(backbones, loader, make_views)
+    if len(pairs[0]) < 3:  # the others are broken
+        listener.say(f"done: {run.path}")
+        return
     value, count = label_free(*pairs), len(pairs[0])
     if before:
         value["untrained_retrieval"] = retrieval(*before[0])
