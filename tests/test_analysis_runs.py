@@ -186,7 +186,7 @@ def test_kinds_that_are_not_mixed_have_no_highest_score(run, tmp_path):
 def test_hardness_of_negatives_in_the_batch(simclr, tmp_path):
     (found,) = results([simclr], "hardness", tmp_path, images=32, top=1024)
     (checkpoint,) = found["checkpoints"]
-    assert checkpoint["negatives"] == 32  # both views of 16 images
+    assert checkpoint["negatives"] == checkpoint["top"] == 32  # both views of 16 images
     assert len(checkpoint["matching"]) == 30 and min(checkpoint["matching"]) > 0  # the image's own are no negatives
 
 

@@ -105,6 +105,7 @@ def of_checkpoint(rehearsal: Rehearsal, snapshot: Snapshot, top: int, mixing: Mi
             queries += len(rows)
     means = {name: total / queries for name, total in sums.items()}
     result: Result = {"epoch": snapshot.epoch, "step": snapshot.step, "queries": queries, "negatives": size}
+    result["top"] = min(top, size)
     ranks = int((means.pop("meeting") == 1).sum())  # that all queries have
     result["matching"] = numbers(means.pop("matching")[:ranks])
     return result | {name: number(mean) for name, mean in means.items()}
@@ -198,7 +199,7 @@ def draw(results: Sequence[Result]) -> Figure:
     for place, (title, label, lines) in zip(axes[len(results) :], shared, strict=True):
         draw_over_epochs(place, results, lines)
         name_lines(place, [drawn for name, drawn in lines.items() if name in measured])
-        top = f" {len(results[0]['checkpoints'][-1]['matching']):,}" if title.endswith("top") else ""
+        top = f" {results[0]['checkpoints'][-1]['top']:,}" if title.endswith("top") else ""
         place.set_title(title + top)
         place.set_ylabel(label)
     name_runs(figure, [result["name"] for result in results])
