@@ -164,11 +164,19 @@ def test_what_has_no_batch_norm_is_refused_and_nothing_is_left_to_group() -> Non
         part_batch_norms(head, 4)
 
 
-def test_a_norms_own_momentum_is_kept_and_a_cumulative_average_is_left_alone():
-    net = nn.Sequential(nn.BatchNorm1d(4, momentum=0.0), nn.BatchNorm1d(4, momentum=None), nn.BatchNorm1d(4))
+def test_a_norms_own_momentum_is_kept_and_a_cumulative_average_is_refused():
+    net = nn.Sequential(nn.BatchNorm1d(4, momentum=0.0), nn.BatchNorm1d(4))
     part_batch_norms(net, 2)
-    assert [type(norm) is nn.BatchNorm1d for norm in net] == [False, True, False]
-    assert [norm.momentum for norm in net] == [0.0, None, 0.1]
+    assert not any(type(norm) is nn.BatchNorm1d for norm in net) and [norm.momentum for norm in net] == [0.0, 0.1]
+    with pytest.raises(UsageError, match="can be neither grouped nor synchronised"):
+        part_batch_norms(nn.Sequential(nn.BatchNorm1d(4, momentum=None)), 2)
+
+
+def test_with_as_many_groups_as_processes_every_norm_stays_as_it_is(monkeypatch):
+    monkeypatch.setattr(norms, "world", lambda: 2)
+    net = nn.Sequential(nn.BatchNorm1d(4), nn.BatchNorm1d(4, affine=False))
+    part_batch_norms(net, 2)
+    assert all(type(norm) is nn.BatchNorm1d for norm in net)
 
 
 @pytest.mark.parametrize(("groups", "said"), [(1, "from all images. In"), (2, "from all images of a process. In")])

@@ -66,6 +66,14 @@ def test_dropout_follows_the_seed_of_the_run_and_resumes(tmp_path):
     assert torch.equal(weights[0], weights[1]) and torch.equal(weights[0], weights[2])
 
 
+def test_what_the_caller_draws_is_the_caller_s(tmp_path):
+    torch.manual_seed(3)
+    wanted = torch.rand(2)
+    torch.manual_seed(3)
+    antipode.pretrain("moco-v2", data="shapes=64x16", out=tmp_path, epochs=1, **CONTRASTIVE)
+    assert torch.equal(torch.rand(2), wanted)
+
+
 def test_tied_weights_are_saved(tmp_path):
     class Tied(nn.Module):
         def __init__(self):

@@ -133,21 +133,18 @@ def part_batch_norms(module: nn.Module, groups: int, batches: int = 1) -> None:
             f"bn_groups: given {groups} on {ranks} processes; allowed are 1 (synchronised) and multiples of {ranks}."
         )
     norms = [child for child in module.modules() if isinstance(child, nn.modules.batchnorm._BatchNorm)]
-    # a cumulative average is left alone
-    if other := next((norm for norm in norms if norm.momentum is not None and not _is_plain(norm)), None):
+    if not norms and groups > 1:
+        raise UsageError(f"bn_groups: given {groups}, but the networks have no BatchNorm to group. Use --bn-groups 1.")
+    if groups > 1 and groups * batches == ranks:
+        return
+    if other := next((norm for norm in norms if not _is_plain(norm)), None):
         raise UsageError(
             f"bn_groups: {groups} on {ranks} processes, but the networks have a {type(other).__name__} whose "
             "statistics can be neither grouped nor synchronised. Use plain BatchNorm, or --bn-groups 1 on one process."
         )
-    if not norms:
-        if groups > 1:
-            raise UsageError(
-                f"bn_groups: given {groups}, but the networks have no BatchNorm to group. Use --bn-groups 1."
-            )
-        return
     if groups == 1:
         replace_batch_norms(module, SynchronisedBatchNorm)
-    elif groups * batches > ranks:
+    else:
         replace_batch_norms(module, partial(GroupedBatchNorm, groups * batches // ranks))
 
 

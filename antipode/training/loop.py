@@ -208,7 +208,7 @@ class Training:
         if labels is not None:
             drawn["labels"] = labels
         inputs = {name: send(tensor, self.device) for name, tensor in drawn.items()}
-        torch.manual_seed(stream(self.config.seed, "networks", self.step, rank()))  # for dropout and the like
+        self.seed_networks()
         phase = self.method.phase(moment)
         if self.record and phase != self.recorded_phase:
             self.take_step = self.plain_step  # the memory of what was recorded before is free for what comes
@@ -217,6 +217,13 @@ class Training:
         step = self.take_step(views, inputs, self.learning_rate(self.step))
         self.step += 1
         return step
+
+    def seed_networks(self) -> None:
+        """For dropout and the like, which draw from the global generators: the same in a run that was resumed."""
+        seed = stream(self.config.seed, "networks", self.step, rank())
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def learning_rate(self, step: int) -> float:
         config = self.config

@@ -119,7 +119,8 @@ def learn(
         compile_networks(method)
         terminal.say("compiling: the first step takes a minute or two, less where the cache knows it")
     make_views = make_views_of(config, method.views, views, compiled=fast.compile and loader.one_size)
-    with terminal, stop_on_signals() as should_stop:
+    here = [prepared.device] if prepared.device.type == "cuda" else []
+    with terminal, stop_on_signals() as should_stop, torch.random.fork_rng(here):  # steps seed it
         look = None if online is None else partial(online.measure, loader, method)
         training.train(loader, make_views, terminal, should_stop, look)
     if rank() > 0:
