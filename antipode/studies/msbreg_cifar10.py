@@ -4,8 +4,8 @@ All cells have one recipe and one learning rate: 0.12 for 256 images is MSBReg's
 BYOL's. An epoch with 4 views is twice the work of one with 2: so 4 views are also trained for half as long, and the
 forms of the centroid are compared there. Two of them have half the gradient of `split`: they get twice the rate, with
 half the weights of what is added, which makes the regression twice as large. A collapse shows within a few epochs;
-whether there is one depends on the optimiser (with SGD at once, with the supplement's LARS not in small trials), so
-layer norm is tried with both.
+whether there is one depends on the optimiser (in small trials on a CPU with SGD at once, with the supplement's LARS
+not), so layer norm is tried with both.
 """
 
 from __future__ import annotations

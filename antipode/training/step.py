@@ -160,7 +160,8 @@ class RecordedStep:
 
 @cache
 def recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all recordings: cuBLAS keeps 65 MiB for each stream that it has ever worked on."""
+    """One for all recordings: libraries keep workspaces for each stream that they have ever worked on. With a stream
+    for each, 65 MiB stayed of every recording on an H200."""
     return torch.cuda.Stream(device)
 
 
