@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -15,7 +16,7 @@ from antipode.analysis.inquiry import Inquiry, number
 from antipode.data.images import Images, refuse_multi_label
 from antipode.errors import UsageError, check_word
 from antipode.evaluation.evaluate import Subject, check_features
-from antipode.evaluation.features import extract
+from antipode.evaluation.features import forward, frozen
 from antipode.evaluation.inputs import class_numbers, usable_rows
 from antipode.objectives.geometry import alignment, uniformity
 from antipode.training.run import Run
@@ -83,20 +84,17 @@ def of_images(subject: Subject, images: Images) -> Tensor:
 
 
 def of_views(run: Run, ask: Inquiry, subject: Subject, images: Images) -> tuple[Tensor, Tensor]:
-    """(N, F) of one view of each image, and of another."""
-    loader, backbone = subject.loader(images), subject.loaded.backbone
-    first, second = (
-        extract(
-            backbone,
-            loader,
-            ask.one_of_two(run.config, which),
-            batch_size=ask.batch_size,
-            device=ask.device,
-            precision=subject.precision,
-            progress=ask.progress(f"view {which + 1}, epoch {subject.loaded.epoch}", len(images)),
-        )
-        for which in (0, 1)
-    )
+    """(N, F) of one view of each image, and of another; NaN where one could not be read."""
+    loader, make = subject.loader(images), ask.views(run.config, 2)
+    progress = ask.progress(f"views, epoch {subject.loaded.epoch}", len(images))
+    parts, found = torch.arange(len(images)).split(ask.batch_size), []
+    with frozen(backbone := subject.loaded.backbone.to(ask.device)):
+        for batch, (part, (delivered, canvas)) in enumerate(zip(parts, loader.batches(parts), strict=True)):
+            views = make(canvas, "analysis-pair", batch)
+            both = torch.stack([forward(backbone, view, subject.precision).cpu() for view in views])
+            found.append(both.where((delivered == part)[:, None], torch.nan))
+            progress(int(part[-1]) + 1)
+    first, second = torch.cat(found, 1)
     return first, second
 
 

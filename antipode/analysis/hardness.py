@@ -11,15 +11,12 @@ from torch import Tensor
 from antipode.analysis.figures import colour, epoch_label, name_lines, name_runs, over_epochs, panels, shade
 from antipode.analysis.inquiry import Inquiry, number, numbers, three
 from antipode.analysis.rehearsal import Rehearsal, Snapshot, contrastive
-from antipode.config.families import ContrastiveConfig
 from antipode.errors import UsageError
 from antipode.methods.build import mixing as mixing_of
 from antipode.methods.contrastive import Comparison, Contrastive
-from antipode.methods.method import Moment
 from antipode.objectives.contrastive import NOTHING, scores
 from antipode.objectives.mixing import Mixing, false_parents, highest_score, proxy_accuracy, synthesise
 from antipode.randomness import generator
-from antipode.training.loop import Plan
 from antipode.training.run import Run
 
 if TYPE_CHECKING:
@@ -72,19 +69,10 @@ def measure(
     found = []
     for path in paths:
         snapshot = Snapshot.of(path, ask.device)
-        mixes = mixing is not None or is_mixing(snapshot, config)
+        mixes = mixing is not None or bool(snapshot.method.phase(snapshot.moment))
         found.append(of_checkpoint(rehearsal, snapshot, top, rules if mixes else None))
     sizes = None if rules is None else [rules.hardest, rules.pairs, rules.with_query]
     return {"temperature": config.temperature, "mixing": sizes, "checkpoints": found}
-
-
-def is_mixing(snapshot: Snapshot, config: ContrastiveConfig) -> bool:
-    """Whether the step after a checkpoint mixes negatives; of the last one the step before it."""
-    images = snapshot.data["images"]
-    assert isinstance(images, int)
-    plan = Plan(images, config.batch_size, config.epochs, config.seed)
-    step = min(snapshot.step, plan.steps - 1)
-    return bool(snapshot.method.phase(Moment(step, plan.steps, step // plan.steps_per_epoch, plan.epochs)))
 
 
 def of_checkpoint(rehearsal: Rehearsal, snapshot: Snapshot, top: int, mixing: Mixing | None = None) -> Result:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from antipode.config.resolve import Config
-from antipode.data.canvas import Canvas
 from antipode.data.source import Data, Images
 from antipode.errors import UsageError, check_word
 from antipode.evaluation.evaluate import Subject
@@ -64,11 +62,6 @@ class Inquiry:
         if config.views == CUSTOM:
             raise UsageError("views: the run was trained with views given from Python, which it cannot make again.")
         return make_views_of(config.model_copy(update={"seed": self.seed}), count, None)
-
-    def one_of_two(self, config: Config, which: int) -> Callable[[Canvas], Tensor]:
-        """View 0 or 1 of each image of each canvas in turn."""
-        make, numbers = self.views(config, 2), count()
-        return lambda canvas: make(canvas, "analysis-pair", next(numbers))[which]
 
     def subject(self, run: Run, checkpoint: Path, features: str) -> Subject:
         """The frozen backbone of a checkpoint (features "backbone"), or backbone and head ("embedding")."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,15 +47,20 @@ class Snapshot:
     method: Contrastive
     epoch: int
     step: int
-    data: dict[str, object]
+    data: dict[str, Any]
+    moment: Moment  # of the step after it; of the last one, of the step before
 
     @classmethod
     def of(cls, checkpoint: Path, device: torch.device) -> Snapshot:
         tensors, meta = load_checkpoint(checkpoint)
-        method = build_method(resolve(Layer(str(checkpoint), meta["config"])).config)
+        config = resolve(Layer(str(checkpoint), meta["config"])).config
+        method = build_method(config)
         assert isinstance(method, Contrastive)
         method.load_state_dict(part(tensors, "method."))
-        return cls(method.to(device).train(), meta["epoch"], meta["step"], meta["data"])
+        plan = Plan(meta["data"]["images"], config.batch_size, config.epochs, config.seed)
+        next_one = min(meta["step"], plan.steps - 1)
+        moment = Moment(next_one, plan.steps, next_one // plan.steps_per_epoch, plan.epochs)
+        return cls(method.to(device).train(), meta["epoch"], meta["step"], meta["data"], moment)
 
     def stop_following(self) -> None:
         """From now on the slow copy stays where it is."""
@@ -104,12 +110,11 @@ class Rehearsal:
         method, device = snapshot.method, self.ask.device
         seed, plan = self.ask.seed, self.prepared.plan
         batches = torch.arange(len(self.chosen)).split(plan.batch_size)
-        moment = Moment(snapshot.step, plan.steps, snapshot.step // plan.steps_per_epoch, plan.epochs)
         done = self.ask.progress(f"{self.run.path.name}, epoch {snapshot.epoch}", len(batches))
         bf16 = self.prepared.precision == "bf16"
         for number, (places, canvas) in enumerate(self.loader.batches(batches)):
             images = self.chosen[places].to(device)
-            drawn = method.inputs(len(images), moment, generator(seed, "analysis-step", number))
+            drawn = method.inputs(len(images), snapshot.moment, generator(seed, "analysis-step", number))
             inputs = {name: send(tensor, device) for name, tensor in drawn.items()}
             if method.labels:
                 assert self.labels is not None  # or it could not have been trained
