@@ -134,7 +134,8 @@ class Rehearsal:
         """(queue size,) on the device: which training image each key of the queue is of, -1 for random vectors; None
         where the images at hand are not those of the training.
 
-        The order of training is a function of the seed and the step, so what lies in the queue need not be kept."""
+        The order of training is a function of the seed and the step, so what lies in the queue need not be kept. In
+        place of a broken image training took another: its key has the wrong one here."""
         queue, plan = snapshot.method.queue, self.prepared.plan
         if queue is None or snapshot.data != self.prepared.fingerprint():
             return None
