@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from antipode.analysis.analyse import analyse
     from antipode.errors import AntipodeError, UsageError
     from antipode.evaluation.embed import embed
     from antipode.evaluation.evaluate import evaluate
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 # Loaded when first used, so that `import antipode` and `antipode --help` do not wait for torch.
 _WHERE = {
+    "analyse": "antipode.analysis.analyse",
     "pretrain": "antipode.training.pretrain",
     "evaluate": "antipode.evaluation.evaluate",
     "embed": "antipode.evaluation.embed",
@@ -31,7 +33,8 @@ _WHERE = {
     "UsageError": "antipode.errors",
 }
 __all__ = [
-    "AntipodeError", "UsageError", "__version__", "embed", "evaluate", "load_backbone", "load_transform", "pretrain",
+    "AntipodeError", "UsageError", "__version__", "analyse", "embed", "evaluate", "load_backbone", "load_transform",
+    "pretrain",
 ]  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from antipode.objectives.regression import (
     image_spread,
     nuclear_loss,
     pair_distance,
+    square_roots,
 )
 from antipode.randomness import generator
 from antipode.training.loop import Stopped
@@ -96,13 +97,43 @@ def test_gram_and_nuclear_are_least_exactly_where_the_singular_values_are_equal(
     assert torch.linalg.svdvals(even).std(correction=0) < 1e-12
     least = max(0, dim - rows) + min(rows, dim) * (dim / min(rows, dim) - 1) ** 2
     assert float(gram_loss(even)) == pytest.approx(least / dim, abs=1e-10)
-    assert float(nuclear_loss(even)) == pytest.approx(-math.sqrt(rows * min(rows, dim)))
     for seed in range(20):
         near = F.normalize(even + 0.05 * torch.randn(rows, dim, dtype=torch.float64), dim=1)
         for z in (near, unit(rows, dim, seed=seed)):
             assert gram_loss(z) > gram_loss(even) and nuclear_loss(z) > nuclear_loss(even)
     collapsed = torch.eye(1, dim, dtype=torch.float64).expand(rows, dim)
     assert float(gram_loss(collapsed)) == pytest.approx(dim - 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dim", "spread"), [(300, 24, 1.0), (300, 24, 1e-3), (20, 48, 1.0), (7, 1, 1.0), (64, 128, 0.0)]
+)
+def test_the_nuclear_form_is_that_of_a_decomposition(rows, dim, spread):
+    """Value and gradient, where singular values are alike, where all but one nearly vanish, where rows are too few."""
+    z = F.normalize(spread * unit(rows, dim) + unit(1, dim, seed=1), dim=1).requires_grad_()
+
+    def decomposed(z, smooth=0.01):
+        values = F.pad(torch.linalg.svdvals(z), (0, max(0, dim - rows)))
+        return -(values.square() + smooth * rows / dim).sqrt().sum()
+
+    found, expected = nuclear_loss(z), decomposed(z)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-12)
+    (gradient,) = torch.autograd.grad(found, z)
+    if spread:  # that of svdvals is not defined where singular values are the same
+        torch.testing.assert_close(gradient, torch.autograd.grad(expected, z)[0], rtol=1e-9, atol=1e-10)
+    exact = torch.linalg.svdvals(z.detach()).sum().item()
+    assert nuclear_loss(z.detach(), smooth=1e-12).item() == pytest.approx(-exact, rel=1e-4)
+    single = z.detach().float().requires_grad_()
+    (of_single,) = torch.autograd.grad(nuclear_loss(single), single)
+    assert float((of_single - gradient).norm()) < 3e-4 * float(gradient.norm())
+
+
+def test_square_roots_are_those_of_the_eigenvalues():
+    basis = torch.linalg.qr(torch.randn(40, 40, dtype=torch.float64))[0]
+    values = torch.logspace(-3, 2, 40, dtype=torch.float64)
+    root, inverse = square_roots(basis * values @ basis.T, 1e-3, 100.0)
+    torch.testing.assert_close(root, basis * values.sqrt() @ basis.T, rtol=0, atol=1e-11)
+    torch.testing.assert_close(inverse, basis * values.rsqrt() @ basis.T, rtol=0, atol=1e-8)
 
 
 def test_correlations_are_numpys():

@@ -89,11 +89,11 @@ def test_a_process_may_compile_more_kinds_of_networks_than_torch_expects():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_a_recorded_step_equals_the_plain_one(optimizer, symmetric):
+@pytest.mark.parametrize("given", [{}, {"symmetric": True}, {"singular_form": "nuclear", "singular_weight": 0.1}])
+def test_a_recorded_step_equals_the_plain_one(optimizer, given):
     found = []
     for recorded in (False, True):
-        _, method, used = parts("cuda", optimizer=optimizer, symmetric=symmetric)
+        _, method, used = parts("cuda", optimizer=optimizer, **given)
         take = PlainStep(method, used)
         if recorded:
             views = [torch.randn(16, 3, 16, 16, device="cuda") for _ in range(2)]
@@ -102,4 +102,4 @@ def test_a_recorded_step_equals_the_plain_one(optimizer, symmetric):
         found.append((run(take, method, "cuda"), method.state_dict()))
     # the device sums in no fixed order
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-3)
-    assert int(found[1][1]["queue.pushed"]) == 5 * 16 * (1 + symmetric)
+    assert int(found[1][1]["queue.pushed"]) == 5 * 16 * (1 + given.get("symmetric", False))

@@ -84,11 +84,6 @@ class Config(RunningFields, OptimisationFields, ModelFields, ViewFields, DataFie
         """What a person should know of these settings before the run starts."""
         return []
 
-    @property
-    def needs_the_host(self) -> bool:
-        """Whether a step waits for the device on its way, so that it cannot be recorded."""
-        return False
-
 
 class EmbeddingConfig(DispersionFields, EmbeddingFields, Config):
     """What every method has whose loss sees embeddings."""
@@ -99,10 +94,6 @@ class EmbeddingConfig(DispersionFields, EmbeddingFields, Config):
             if self.accumulate > 1 and getattr(self, name):
                 raise ValueError(f"accumulate: the loss of {name} compares all images of a batch: it must come at once")
         return self
-
-    @property
-    def needs_the_host(self) -> bool:
-        return self.singular_weight > 0 and self.singular_form == "nuclear"  # a singular value decomposition
 
 
 class ContrastiveConfig(MixingFields, JointFields, ContrastiveFields, EmbeddingConfig):

@@ -51,10 +51,35 @@ def gram_loss(z: Tensor) -> Tensor:
     return (gram - torch.eye(dim, dtype=z.dtype, device=z.device)).square().sum() / dim
 
 
-def nuclear_loss(z: Tensor) -> Tensor:
-    """-sum of the singular values of Z (M, d): least where they are equal, as their squares add up to M. A
-    reconstruction. Waits for the device: it decomposes."""
-    return -torch.linalg.svdvals(z).sum()
+def nuclear_loss(z: Tensor, smooth: float = 0.01) -> Tensor:
+    """-sum of the singular values s of unit rows Z (M, d), or rather of sqrt(s^2 + smooth M/d): least where they are
+    equal, as their squares add up to M. A reconstruction.
+
+    With A = (d/M) Z'Z + smooth I it is -sqrt(M/d) tr A^(1/2), and no decomposition is needed: tr A^(1/2) is the least
+    of (tr AP + tr P^-1) / 2 over P, found at P = A^(-1/2), so the gradient there is that with P kept fixed. Singular
+    values below a tenth of the even one, sqrt(M/d), are pushed less than others: else the gradient would jump at 0.
+    """
+    dim = z.shape[1]
+    a = z.T @ z * (dim / len(z)) + smooth * torch.eye(dim, dtype=z.dtype, device=z.device)
+    root, inverse = square_roots(a.detach(), smooth, dim + smooth)
+    return -0.5 * (len(z) / dim) ** 0.5 * ((a * inverse).sum() + root.trace())
+
+
+def square_roots(a: Tensor, least: float, most: float) -> tuple[Tensor, Tensor]:
+    """a^(1/2) and a^(-1/2) of a symmetric matrix whose eigenvalues lie between least and most, by products alone.
+
+    Newton's and Schulz's iteration: from a/most and I on, roots = root t, inverses = t inverse with t = (3 - inverse
+    root) / 2 take x = inverse root to x t^2 and so to 1. As the eigenvalues of sqrt(x) lie in [low, 1], x is first
+    scaled so that they come to lie in as small an interval: about half as many steps, their number known beforehand.
+    """
+    eye = torch.eye(len(a), dtype=a.dtype, device=a.device)
+    root, inverse, low = a / most, eye, (least / most) ** 0.5
+    while low < 1 - 4 * torch.finfo(a.dtype).eps:
+        scale = 3 / (1 + low + low * low)  # after which both ends are as far from 1
+        t = scale**0.5 * (1.5 * eye - (0.5 * scale) * (inverse @ root))
+        root, inverse = root @ t, t @ inverse
+        low *= scale**0.5 * (3 - scale * low * low) / 2
+    return root * most**0.5, inverse / most**0.5
 
 
 def correlation_loss(z: Tensor, eps: float = 1e-6) -> Tensor:

@@ -145,7 +145,7 @@ def choose_speed(prepared: Prepared, steps: int, custom: bool) -> Speed:
     config, cuda = prepared.config, prepared.device.type == "cuda"
     known = cuda and not custom and config.backbone in BUILT_IN
     pays = GROUPED_STEPS_THAT_PAY if config.bn_groups > world() else STEPS_THAT_PAY
-    recordable = cuda and world() == 1 and prepared.precision != "fp16" and not config.needs_the_host
+    recordable = cuda and world() == 1 and prepared.precision != "fp16"
     return Speed(
         compile=known and steps >= pays if config.compile is None else config.compile,
         record=recordable and (known if config.record is None else config.record),
