@@ -125,7 +125,7 @@ def test_a_function_that_gives_no_views_is_refused_before_anything_is_written(wr
 
 def test_the_package_shows_its_calls_and_errors_and_nothing_else():
     assert dir(antipode) == sorted(antipode.__all__)
-    assert {"analyse", "pretrain", "evaluate", "embed", "load_backbone", "load_transform", "UsageError"} <= set(dir(antipode))
+    assert {"pretrain", "evaluate", "embed", "analyse", "load_backbone", "load_transform"} <= set(dir(antipode))
     assert all(getattr(antipode, name) is not None for name in dir(antipode))
 
 

@@ -59,6 +59,8 @@ def test_uniformity_does_not_depend_on_the_chunk(chunk: int) -> None:
     squares = torch.pdist(x).square()
     expected = (-2 * squares).exp().mean().log().item()
     assert uniformity(x, chunk=chunk).item() == pytest.approx(expected, rel=1e-10)
+    several = uniformity(torch.stack([sphere(34, 5, seed=1), x, x[:1].expand(34, 5)]), chunk=chunk)
+    assert several[1:].tolist() == pytest.approx([expected, 0], rel=1e-10, abs=1e-12) and several[0] != several[1]
 
 
 def test_uniformity_keeps_float32_scores_under_autocast() -> None:

@@ -192,7 +192,7 @@ def test_a_dispersion_weighs_its_losses_and_leaves_out_what_weighs_nothing():
     n = brownian_directions(inputs["brownian_lot"], z)
     expected = {
         "brownian_loss": 3 * (z * n).sum(2).mean(),
-        "singular_loss": 2 * gram_loss(z.reshape(18, 4)),
+        "singular_loss": 2 * nuclear_loss(z.reshape(18, 4)),
         "uniformity_loss": 0.5 * (uniformity(z[:, 0]) + uniformity(z[:, 1]) + uniformity(z[:, 2])) / 3,
     }
     assert losses.keys() == expected.keys()
@@ -210,7 +210,7 @@ def test_forces_attach_to_a_contrastive_method_and_not_to_its_reported_loss():
         found[weight] = step.loss.item(), step.health["loss"]
     assert found[0.25][1] == found[0.0][1]
     added = found[0.25][0] - found[0.0][0]
-    assert added == pytest.approx(0.25 * float(gram_loss(queries.flatten(0, 1))), rel=1e-4)
+    assert added == pytest.approx(0.25 * float(nuclear_loss(queries.flatten(0, 1))), rel=1e-4)
 
 
 # The step

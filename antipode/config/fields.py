@@ -126,7 +126,7 @@ class DispersionFields(Section):
     """Forces that spread embeddings, for any loss of embeddings (MSBReg; reconstructed from its supplement)"""
 
     singular_weight: NotNegative = Field(0.0, description="lambda_s, of the singular value loss")
-    singular_form: Literal["gram", "nuclear", "correlation"] = Field("gram", description="form of that loss")
+    singular_form: Literal["nuclear", "gram", "correlation"] = Field("nuclear", description="form of that loss")
     brownian_weight: NotNegative = Field(0.0, description="lambda_b, of the Brownian loss: a random force")
     brownian_per_view: bool = Field(False, description="a force for each view, not for each image")
     uniformity_weight: NotNegative = Field(0.0, description="of Wang & Isola's uniformity loss")

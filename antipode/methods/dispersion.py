@@ -20,7 +20,7 @@ class Dispersion:
     """Weights of MSBReg's singular value and Brownian losses and of the uniformity loss; 0 leaves one out."""
 
     singular_weight: float = 0.0
-    singular_form: str = "gram"
+    singular_form: str = "nuclear"
     brownian_weight: float = 0.0
     brownian_per_view: bool = False
     uniformity_weight: float = 0.0
@@ -47,8 +47,7 @@ class Dispersion:
                 singular = SINGULAR_LOSSES[self.singular_form](embeddings.flatten(0, 1))
                 losses["singular_loss"] = self.singular_weight * singular
             if self.uniformity_weight:
-                per_view = [uniformity(view) for view in embeddings.unbind(dim=1)]
-                losses["uniformity_loss"] = self.uniformity_weight * torch.stack(per_view).mean()
+                losses["uniformity_loss"] = self.uniformity_weight * uniformity(embeddings.transpose(0, 1)).mean()
         return losses
 
 

@@ -1,7 +1,7 @@
 """How representations lie on the sphere: alignment, uniformity, and two measures of collapse.
 
-Each function takes raw features (N, D), works in at least float32 whatever the autocast type, and returns a
-scalar tensor on the features' device.
+Each function takes raw features (N, D) (`uniformity` several such sets at once), works in at least float32 whatever the
+autocast type, and returns a scalar tensor (for each set) on the features' device.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ def alignment(x: Tensor, y: Tensor) -> Tensor:
 
 
 def uniformity(x: Tensor, t: float = 2.0, *, chunk: int = 4096) -> Tensor:
-    """log E exp(-t |x - y|^2) over the distinct pairs of the l2-normalised rows of x (N, D), N >= 2.
+    """log E exp(-t |x - y|^2) over the distinct pairs of the l2-normalised rows of x (..., N, D), N >= 2.
 
     0 when all rows coincide, lower the more evenly they spread. Self-pairs, which the expectation over
     two independent draws does not have, are left out. Only one chunk x chunk block of scores is held.
     """
     x = _on_sphere(x)
-    terms = []
-    for start in range(0, len(x), chunk):
-        rows = x[start : start + chunk]
-        for other in range(start, len(x), chunk):
+    count, terms = x.shape[-2], []
+    for start in range(0, count, chunk):
+        rows = x[..., start : start + chunk, :]
+        for other in range(start, count, chunk):
             with torch.autocast(x.device.type, enabled=False):
-                scores = rows @ x[other : other + chunk].T
+                scores = rows @ x[..., other : other + chunk, :].mT
             term = 2 * t * (scores - 1)  # on the sphere |x - y|^2 = 2 - 2 x.y
             if other != start:
-                terms.append(torch.logsumexp(term.flatten(), 0))
-            elif len(rows) > 1:  # here each pair stands twice, beside each row with itself
-                itself = torch.eye(len(rows), dtype=torch.bool, device=x.device)
-                terms.append(torch.logsumexp(term.masked_fill(itself, -math.inf).flatten(), 0) - math.log(2))
-    return torch.logsumexp(torch.stack(terms), 0) - math.log(len(x) * (len(x) - 1) / 2)
+                terms.append(torch.logsumexp(term, (-2, -1)))
+            elif rows.shape[-2] > 1:  # here each pair stands twice, beside each row with itself
+                itself = torch.eye(rows.shape[-2], dtype=torch.bool, device=x.device)
+                terms.append(torch.logsumexp(term.masked_fill(itself, -math.inf), (-2, -1)) - math.log(2))
+    return torch.logsumexp(torch.stack(terms), 0) - math.log(count * (count - 1) / 2)
 
 
 def effective_rank(x: Tensor) -> Tensor:
@@ -84,4 +84,4 @@ def feature_deviation(x: Tensor) -> Tensor:
 
 
 def _on_sphere(x: Tensor) -> Tensor:
-    return normalize(x if x.dtype == torch.float64 else x.float(), dim=1)
+    return normalize(x if x.dtype == torch.float64 else x.float(), dim=-1)

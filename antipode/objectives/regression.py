@@ -58,6 +58,7 @@ def nuclear_loss(z: Tensor, smooth: float = 0.01) -> Tensor:
     With A = (d/M) Z'Z + smooth I it is -sqrt(M/d) tr A^(1/2), and no decomposition is needed: tr A^(1/2) is the least
     of (tr AP + tr P^-1) / 2 over P, found at P = A^(-1/2), so the gradient there is that with P kept fixed. Singular
     values below a tenth of the even one, sqrt(M/d), are pushed less than others: else the gradient would jump at 0.
+    Beside a mean over images, such as the regression, it weighs more in a larger batch, as the root of its size.
     """
     dim = z.shape[1]
     a = z.T @ z * (dim / len(z)) + smooth * torch.eye(dim, dtype=z.dtype, device=z.device)
@@ -91,7 +92,7 @@ def correlation_loss(z: Tensor, eps: float = 1e-6) -> Tensor:
     return (correlations.square().sum() - correlations.diagonal().square().sum()) / z.shape[1]
 
 
-SINGULAR_LOSSES = {"gram": gram_loss, "nuclear": nuclear_loss, "correlation": correlation_loss}
+SINGULAR_LOSSES = {"nuclear": nuclear_loss, "gram": gram_loss, "correlation": correlation_loss}
 
 
 def pair_distance(embeddings: Tensor) -> Tensor:
