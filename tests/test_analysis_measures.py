@@ -13,7 +13,7 @@ from scipy.integrate import quad
 from scipy.special import gammaln, ive, softmax
 from torch.nn.functional import normalize
 
-from antipode.analysis import training
+from antipode.analysis import figures, training
 from antipode.analysis.geometry import class_alignment
 from antipode.analysis.gradient import bound_of, loss_and_gradient, powers_to
 from antipode.analysis.hardness import false_negatives, matching
@@ -152,6 +152,37 @@ def test_curves_are_means_over_steps_of_an_epoch(tmp_path: Path):
     assert curves["knn"] == {"epochs": [2], "values": [50.0]}
     with pytest.raises(UsageError, match="no line"):
         training.measure(Run(tmp_path / "nothing"), Inquiry())
+
+
+def test_the_particles_of_a_regression_are_drawn(tmp_path: Path):
+    line = {"alignment": 0.5, "centroid_distance": 0.1, "uniformity": -2.0, "effective_rank": 9.0, "evenness": 0.1}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 8, "epoch": 1, "loss": 1.0, **line}) + "\n")
+    figure = training.draw([training.measure(Run(tmp_path), Inquiry()) | {"name": "BYOL"}])
+    drawn = {axes.get_ylabel(): [float(x.get_ydata()[0]) for x in axes.lines] for axes in figure.axes}
+    assert drawn == {
+        "squared distance": [0.5, 0.1],
+        "uniformity of embeddings": [-2.0],
+        "effective rank of embeddings": [9.0],
+        "smallest over largest singular value": [0.1],
+        "loss": [1.0],
+    }
+
+
+MANY = [["MoCo v2"], ["K 64"] * 8, [f"BYOL + L_b + L_s ({n})" for n in range(5)], ["W" * 20] * 2]
+
+
+@pytest.mark.parametrize("names", MANY)
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_names_of_runs_lie_within_the_figure(count: int, names: list[str]):
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    with figures.style():
+        figure, _ = figures.panels(count)
+        figures.name_runs(figure, names)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        box = figure.legends[0].get_window_extent(canvas.get_renderer())
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
 
 
 def test_mixed_points_lie_on_the_arcs_between_their_parents():

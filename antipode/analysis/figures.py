@@ -105,7 +105,9 @@ def name_runs(figure: Figure, names: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], color=colour(number), linewidth=2) for number in range(len(names))]
-    rows = -(-len(names) // 6)
+    inches = 0.7 + 0.09 * max(map(len, names))  # of the longest: its line and the gap beside it, then its letters
+    columns = max(1, min(6, int(figure.get_figwidth() / inches)))
+    rows = -(-len(names) // columns)
     figure.legend(lines, names, loc="outside lower center", ncols=-(-len(names) // rows), fontsize="medium")
 
 

@@ -1,4 +1,5 @@
-"""What contrastive runs said of themselves while they trained, over epochs: EqCo's Fig. 1 and 2 live, MoCHi's Fig. 4.
+"""What runs said of themselves while they trained, over epochs: EqCo's Fig. 1 and 2 live, MoCHi's Fig. 4, and how
+MSBReg's particles lie.
 
 It reads metrics.jsonl and needs neither images nor checkpoints."""
 
@@ -27,6 +28,11 @@ PANELS: Sequence[tuple[str, dict[str, tuple[str, str]]]] = (
     ("highest score of a query",
      {"highest_negative": ("-", "real negatives"), "highest_pair": ("--", "pairs of negatives"),
       "highest_with_query": (":", "mixed with the query")}),
+    ("squared distance",
+     {"alignment": ("-", "two views of an image"), "centroid_distance": ("--", "their centroids in both networks")}),
+    ("uniformity of embeddings", {"uniformity": ("-", "")}),
+    ("effective rank of embeddings", {"effective_rank": ("-", "")}),
+    ("smallest over largest singular value", {"evenness": ("-", "")}),
     ("loss", {"loss": ("-", "")}),
     ("k-NN accuracy in %", {"knn": ("-", "")}),
 )  # fmt: skip
