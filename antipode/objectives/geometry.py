@@ -22,7 +22,7 @@ def uniformity(x: Tensor, t: float = 2.0, *, chunk: int = 4096) -> Tensor:
     """log E exp(-t |x - y|^2) over the distinct pairs of the l2-normalised rows of x (..., N, D), N >= 2.
 
     0 when all rows coincide, lower the more evenly they spread. Self-pairs, which the expectation over
-    two independent draws does not have, are left out. Only one chunk x chunk block of scores is held.
+    two independent draws does not have, are left out. Only one chunk x chunk block of scores (of each set) is held.
     """
     x = _on_sphere(x)
     count, terms = x.shape[-2], []

@@ -51,33 +51,38 @@ def gram_loss(z: Tensor) -> Tensor:
     return (gram - torch.eye(dim, dtype=z.dtype, device=z.device)).square().sum() / dim
 
 
-def nuclear_loss(z: Tensor, smooth: float = 0.01) -> Tensor:
+def nuclear_loss(z: Tensor, smooth: float = 1e-4) -> Tensor:
     """-sum of the singular values s of unit rows Z (M, d), or rather of sqrt(s^2 + smooth M/d): least where they are
     equal, as their squares add up to M. A reconstruction.
 
     With A = (d/M) Z'Z + smooth I it is -sqrt(M/d) tr A^(1/2), and no decomposition is needed: tr A^(1/2) is the least
     of (tr AP + tr P^-1) / 2 over P, found at P = A^(-1/2), so the gradient there is that with P kept fixed. Singular
-    values below a tenth of the even one, sqrt(M/d), are pushed less than others: else the gradient would jump at 0.
+    values below a hundredth of the even one, sqrt(M/d), are pushed less than others: else the gradient would jump at 0,
+    and follow what rounding makes of them. In float64, since the eigenvalues of A reach from `smooth` to d.
     Beside a mean over images, such as the regression, it weighs more in a larger batch, as the root of its size.
     """
-    dim = z.shape[1]
-    a = z.T @ z * (dim / len(z)) + smooth * torch.eye(dim, dtype=z.dtype, device=z.device)
-    root, inverse = square_roots(a.detach(), smooth, dim + smooth)
-    return -0.5 * (len(z) / dim) ** 0.5 * ((a * inverse).sum() + root.trace())
+    dim, exact = z.shape[1], z.double()
+    a = exact.T @ exact * (dim / len(z)) + smooth * torch.eye(dim, dtype=exact.dtype, device=z.device)
+    root, inverse = square_roots(a.detach(), smooth, 1.02 * dim + smooth)  # rows may be a little too long
+    loss = -0.5 * (len(z) / dim) ** 0.5 * ((a * inverse).sum() + root.trace())
+    return loss.to(z.dtype)
 
 
 def square_roots(a: Tensor, least: float, most: float) -> tuple[Tensor, Tensor]:
     """a^(1/2) and a^(-1/2) of a symmetric matrix whose eigenvalues lie between least and most, by products alone.
 
-    Newton's and Schulz's iteration: from a/most and I on, roots = root t, inverses = t inverse with t = (3 - inverse
-    root) / 2 take x = inverse root to x t^2 and so to 1. As the eigenvalues of sqrt(x) lie in [low, 1], x is first
-    scaled so that they come to lie in as small an interval: about half as many steps, their number known beforehand.
+    Newton's and Schulz's iteration: from a/most and I on, root and inverse are multiplied by t = (3 - x) / 2, which
+    takes their product x = inverse root to x t^2 and so to 1. They commute, but only root t and t inverse keep rounding
+    from growing. As the eigenvalues of sqrt(x) lie in [low, 1], x is first scaled so that they come to lie in as small
+    an interval: about half as many steps, their number known beforehand.
     """
+    if not 0 < least <= most:
+        raise ValueError(f"eigenvalues between {least} and {most}: the least must be above 0")
     eye = torch.eye(len(a), dtype=a.dtype, device=a.device)
     root, inverse, low = a / most, eye, (least / most) ** 0.5
     while low < 1 - 4 * torch.finfo(a.dtype).eps:
         scale = 3 / (1 + low + low * low)  # after which both ends are as far from 1
-        t = scale**0.5 * (1.5 * eye - (0.5 * scale) * (inverse @ root))
+        t = torch.addmm(eye, inverse, root, beta=1.5 * scale**0.5, alpha=-0.5 * scale**1.5)
         root, inverse = root @ t, t @ inverse
         low *= scale**0.5 * (3 - scale * low * low) / 2
     return root * most**0.5, inverse / most**0.5

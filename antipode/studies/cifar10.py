@@ -46,5 +46,5 @@ def cells(at: Settings, fields: Settings, judges: Mapping[str, Settings] = ACCUR
     return (Cell({**at, "judge": judge}, None, {**fields, **settings}) for judge, settings in judges.items())
 
 
-def needs(runs: int) -> str:
-    return f"CIFAR-10 and a GPU: {runs} runs of {EPOCHS} epochs, ResNet-18"
+def needs(runs: int, epochs: str = str(EPOCHS)) -> str:
+    return f"CIFAR-10 and a GPU: {runs} runs of {epochs} epochs, ResNet-18"
