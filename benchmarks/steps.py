@@ -118,11 +118,11 @@ def compare_methods(results: Results, tiny: bool) -> None:
                 "method": "jcl-vanilla", "positives": "repeated", "keys": 9, **groups,
             },
         }),
-        *((f"forces on {views} views", network, False, 2, {
+        *((f"forces on {views} views", network, compiled, 2, {
             "without": {**byol, "view_count": views},
             "L_b and L_s": {**byol, "view_count": views, **forces},
             "L_b, L_s and uniformity": {**byol, "view_count": views, **forces, "uniformity_weight": 1.0},
-        }) for network, views in (("resnet50", 2), ("resnet18", 2), ("resnet18", 4))),
+        }) for network, views, compiled in (("resnet50", 2, False), ("resnet18", 2, True), ("resnet18", 4, False))),
     ]  # fmt: skip
     device = results.device
     cuda = device.type == "cuda"
