@@ -74,18 +74,21 @@ def square_roots(a: Tensor, least: float, most: float) -> tuple[Tensor, Tensor]:
     Newton's and Schulz's iteration: from a/most and I on, root and inverse are multiplied by t = (3 - x) / 2, which
     takes their product x = inverse root to x t^2 and so to 1. They commute, but only root t and t inverse keep rounding
     from growing. As the eigenvalues of sqrt(x) lie in [low, 1], x is first scaled so that they come to lie in as small
-    an interval: about half as many steps, their number known beforehand.
+    an interval: about half as many steps, their number known beforehand. Small matrices take a GPU as long as their
+    products are many, so root t and t inverse are one: of neighbours in (root, t, inverse).
     """
     if not 0 < least <= most:
         raise ValueError(f"eigenvalues between {least} and {most}: the least must be above 0")
     eye = torch.eye(len(a), dtype=a.dtype, device=a.device)
-    root, inverse, low = a / most, eye, (least / most) ** 0.5
+    now, after = a.new_empty(2, 3, *a.shape)
+    now[0], now[2], low = a / most, eye, (least / most) ** 0.5
     while low < 1 - 4 * torch.finfo(a.dtype).eps:
         scale = 3 / (1 + low + low * low)  # after which both ends are as far from 1
-        t = torch.addmm(eye, inverse, root, beta=1.5 * scale**0.5, alpha=-0.5 * scale**1.5)
-        root, inverse = root @ t, t @ inverse
+        torch.addmm(eye, now[2], now[0], beta=1.5 * scale**0.5, alpha=-0.5 * scale**1.5, out=now[1])
+        torch.bmm(now[:2], now[1:], out=after[::2])
+        now, after = after, now
         low *= scale**0.5 * (3 - scale * low * low) / 2
-    return root * most**0.5, inverse / most**0.5
+    return now[0] * most**0.5, now[2] / most**0.5
 
 
 def correlation_loss(z: Tensor, eps: float = 1e-6) -> Tensor:
