@@ -11,14 +11,9 @@ from antipode.training.step import PlainStep, RecordedStep, compile_networks, se
 
 
 def parts(device="cpu", **fields):
-    settings = {
-        "method": "moco-v2",
-        "data": "shapes",
-        "batch_size": 16,
-        "queue_size": 64,
-        "image_size": 16,
-        "bn_groups": 4,
-    }
+    settings = {"method": "moco-v2", "data": "shapes", "batch_size": 16, "image_size": 16}
+    if fields.get("method", "moco-v2") == "moco-v2":
+        settings |= {"queue_size": 64, "bn_groups": 4}
     config = resolve(Layer("test", settings | fields)).config
     method = build_method(config).to(device=device, memory_format=torch.channels_last)
     return config, method, build_optimizer(config, method)
@@ -91,15 +86,27 @@ def test_a_process_may_compile_more_kinds_of_networks_than_torch_expects():
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("given", [{}, {"symmetric": True}, {"singular_form": "nuclear", "singular_weight": 0.1}])
 def test_a_recorded_step_equals_the_plain_one(optimizer, given):
+    state = recorded_as_plain(optimizer=optimizer, **given)
+    assert int(state["queue.pushed"]) == 5 * 16 * (1 + given.get("symmetric", False))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["nuclear", "gram", "correlation"])
+def test_a_recorded_step_with_forces_equals_the_plain_one(form):
+    forces = {"singular_form": form, "singular_weight": 0.004, "brownian_weight": 0.5, "uniformity_weight": 0.1}
+    recorded_as_plain(method="msbreg", view_count=2, **forces)
+
+
+def recorded_as_plain(**fields):
+    """Compares the losses of both; the state of the recorded one."""
     found = []
     for recorded in (False, True):
-        _, method, used = parts("cuda", optimizer=optimizer, **given)
+        _, method, used = parts("cuda", **fields)
         take = PlainStep(method, used)
         if recorded:
             views = [torch.randn(16, 3, 16, 16, device="cuda") for _ in range(2)]
             inputs = {name: tensor.to("cuda") for name, tensor in inputs_of(method, torch.Generator()).items()}
             take = RecordedStep(take, views, inputs)
-        found.append((run(take, method, "cuda"), method.state_dict()))
-    # the device sums in no fixed order
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-3)
-    assert int(found[1][1]["queue.pushed"]) == 5 * 16 * (1 + given.get("symmetric", False))
+        found.append(run(take, method, "cuda"))
+    assert found[0] == pytest.approx(found[1], rel=1e-3)  # the device sums in no fixed order
+    return method.state_dict()
