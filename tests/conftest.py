@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from antipode.views.policies import Policy
@@ -25,6 +26,15 @@ EVERYTHING = Policy(
     solarise=0.3,
     flip=0.5,
 )
+
+
+def pytest_collection_modifyitems(items):
+    """Tests of a card are skipped where there is none, unless Triton's interpreter is to do its work."""
+    if torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET"):
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 def command(*words, **options) -> subprocess.CompletedProcess:
