@@ -25,7 +25,7 @@ from antipode.studies.claims import above, no_worse
 from antipode.studies.critics import Encoders, batch_losses, bound, correlation, estimate
 from antipode.studies.gaussian_pairs import PairSettings
 from antipode.studies.pretraining import Pretraining, name_of_run
-from antipode.studies.run import run_study
+from antipode.studies.run import altered, refuse_axes, run_study
 from antipode.studies.study import Cell, Claim, Measured, Study, Table, shown
 from antipode.training.run import Run, commit
 
@@ -154,6 +154,9 @@ class Sums:
 
     def resolve(self, given):
         return {"a": given["a"], "b": given.get("b", 0), "seed": given["seed"]}
+
+    def takes(self, given, name):
+        return True
 
     def run_of(self, given):
         return str(self.resolve(given))
@@ -309,6 +312,36 @@ def test_only_chooses_by_place_and_a_setting_holds_for_all_cells(tmp_path):
         run_study(study, tmp_path, given={"a": 2})
     with pytest.raises(UsageError, match="--seeds"):
         run_study(study, tmp_path, given={"seed": 2})
+
+
+def test_how_runs_are_judged_is_said_of_the_cells_whose_protocol_knows_it():
+    study = STUDIES["msbreg/table-3"]
+    refuse_axes(study, {"evaluate.epochs": 2})
+    for cell in study.cells:
+        settings = study.job(cell, {"evaluate.epochs": 2}, 0).settings
+        assert settings.get("evaluate.epochs") == (2 if cell.at["judge"] == "linear" else None)
+    refuse_axes(STUDIES["eqco/cifar10"], {"evaluate.epochs": 2})  # the same in all cells that have it: not varied
+    with pytest.raises(UsageError, match="read is what the study varies"):
+        refuse_axes(study, {"evaluate.read": "top1"})
+    with pytest.raises(UsageError, match="alpha is what the study varies"):
+        refuse_axes(STUDIES["eqco/cifar10"], {"alpha": 1})
+    with pytest.raises(UsageError, match="nothing' is not known"):
+        study.job(study.cells[0], {"evaluate.nothing": 1}, 0)
+
+
+def test_a_study_with_other_settings_does_not_pass_for_the_papers(tmp_path):
+    study = STUDIES["eqco/table-3"]
+    assert altered(study, {"data": "imagenet=/data/imagenet", "workers": 3}) == []
+    assert altered(study, {"data": "shapes", "epochs": 1, "device": "cpu"}) == ["data", "epochs"]
+    quick = "--only k=64 --only mutual_information=2 --set steps=2 --set evaluations=2".split()
+    done = command("study", "run", "eqco/table-5", "--out", tmp_path, *quick)
+    assert "Not the study's own settings, and not the paper's: steps=2, evaluations=2" in done.stdout
+
+
+def test_what_is_refused_leaves_no_folder(tmp_path):
+    with pytest.raises(UsageError):
+        run_study(sums(), tmp_path / "out", only={"a": ["4"]})
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_claim_that_fails_says_so(tmp_path):

@@ -70,7 +70,7 @@ def part(text: str) -> tuple[int, int]:
     except ValueError:
         which = parts = 0
     if not 1 <= which <= parts:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form I/N such as 1/4")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a part I/N such as 1/4, of which I is 1 to N")
     return which, parts
 
 
@@ -117,6 +117,9 @@ def run_run(options: argparse.Namespace) -> None:
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )
     print(f"{study.title} ({study.paper})\n{study.quantity}\n")
+    if results["altered"]:
+        given = ", ".join(f"{name}={results['given'][name]}" for name in results["altered"])
+        print(f"Not the study's own settings, and not the paper's: {given}\n")
     print_table(study, results["cells"])
     if any(0 < count_seeds(cell) < len(results["seeds"]) for cell in results["cells"]):
         print(f"(n): over n of the {len(results['seeds'])} seeds; the others are not finished")

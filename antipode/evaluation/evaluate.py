@@ -103,13 +103,18 @@ def several(value: Any) -> Any:
 
 def refuse_others(protocol: str, judge: Callable[..., Any], given: dict[str, Any]) -> None:
     """What is asked of a protocol that does not take it would otherwise be ignored in silence."""
-    parameters = inspect.signature(judge).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    known = keywords(judge)
     for name in given:
         if name not in known:
             called = {"row": "row (--as)"}
             takes = ", ".join(called.get(each, each) for each in known) or "nothing of the kind"
             raise UsageError(f"{called.get(name, name)}: protocol {protocol} does not take it; it takes {takes}.")
+
+
+def keywords(function: Callable[..., Any]) -> list[str]:
+    """What it takes by name alone: of a judge, what may be asked of its protocol."""
+    parameters = inspect.signature(function).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
 
 def check_features(features: str) -> None:

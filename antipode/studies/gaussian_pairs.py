@@ -52,6 +52,9 @@ class GaussianPairs:
         except ValidationError as error:
             raise UsageError(explain(error)) from None
 
+    def takes(self, given: Settings, name: str) -> bool:
+        return True
+
     def run_of(self, given: Settings) -> str:
         return address(self.name, self.resolve(given))  # a cell is a pair of critics of its own
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +17,13 @@ ANALYSES = ("geometry", "hardness", "similarity")  # those that give a number of
 def settings_of(protocol: str | None) -> list[str]:
     """What may be said of how a run is judged. read: which number; epoch: of which checkpoint, if not the last."""
     from antipode.analysis.analyse import ANALYSES as KNOWN
-    from antipode.evaluation.evaluate import evaluate
+    from antipode.evaluation.evaluate import JUDGES, evaluate, keywords
 
     if protocol in ANALYSES:
         return ["protocol", "data", "seed", "read", *KNOWN[protocol].options]
-    return [*list(inspect.signature(evaluate).parameters)[1:], "read", "epoch"]
+    others = {name for known, judge in JUDGES.items() if known != protocol for name in keywords(judge)}
+    own = keywords(JUDGES[protocol]) if protocol in JUDGES else others
+    return [*(name for name in keywords(evaluate) if name in own or name not in others), "read", "epoch"]
 
 
 def judge(run: Run, judging: Mapping[str, Any], device: str) -> tuple[float, dict[str, Any]]:

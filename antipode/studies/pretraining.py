@@ -47,6 +47,11 @@ class Pretraining:
         judging["data"] = without_path(judging["data"])
         return {**settings_of_run(fields), **{PREFIX + name: value for name, value in judging.items()}}
 
+    def takes(self, given: Settings, name: str) -> bool:
+        """All cells take all fields, but how a run is judged is for those whose protocol knows it."""
+        protocol = given.get(PREFIX + "protocol", self.protocol.get("protocol"))
+        return not name.startswith(PREFIX) or name.removeprefix(PREFIX) in settings_of(protocol)
+
     def run_of(self, given: Settings) -> str:
         """The run that is trained; of one that continues another, that other."""
         fields, _ = self.split(given)

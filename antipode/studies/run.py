@@ -25,6 +25,7 @@ from antipode.files import write_text
 from antipode.studies.study import Cell, Job, Measured, Settings, Study, Table
 
 TOLD = ("run", "images_per_second", "memory_mib", "failure")  # of what is kept with a cell, where there is such
+NOT_GIVEN = object()
 MAKER = ("antipode", "commit")  # version and commit of what computed a cell
 
 
@@ -49,10 +50,10 @@ def run_study(
     seeds = list(dict.fromkeys(seeds))
     refuse_other_study(study, out)
     refuse_axes(study, given)
-    make_folder(out)
-    folder = make_folder(store / "cells")
     jobs = {cell.label: [study.job(cell, given, seed) for seed in seeds] for cell in study.cells}
     chosen = share(study, study.choose(only or {}), jobs, *part)
+    make_folder(out)
+    folder = make_folder(store / "cells")
     labels = {job.address: cell.label for cell in chosen for job in jobs[cell.label]}
     waiting = {job.address: job for cell in chosen for job in jobs[cell.label] if finished(folder, job) is None}
     say(f"{len(labels) - len(waiting)} of {len(labels)} cells are finished already, {len(waiting)} are to be computed")
@@ -80,13 +81,19 @@ def refuse_other_study(study: Study, out: Path) -> None:
 
 
 def refuse_axes(study: Study, given: Settings) -> None:
-    """What the grid varies cannot be the same in all cells."""
-    varied = {name for cell in study.cells for name in cell.given}
+    """What the grid varies cannot be the same in all cells that have it."""
     for name in given:
-        if name in varied:
+        own = [cell.given.get(name, NOT_GIVEN) for cell in study.cells if study.runner.takes(cell.given, name)]
+        if any(value != own[0] for value in own):
             raise UsageError(f"set: {name} is what the study varies. --only chooses among its cells.")
         if name == "seed":
             raise UsageError("set: seeds are given with --seeds.")
+
+
+def altered(study: Study, given: Settings) -> list[str]:
+    """Which of the settings given make a cell another than the paper's: not the folder of its images, say."""
+    both = [(study.job(cell, {}, 0).settings, study.job(cell, given, 0).settings) for cell in study.cells]
+    return [name for name in given if any(own.get(name) != made.get(name) for own, made in both)]
 
 
 def share(
@@ -166,6 +173,7 @@ def collect(
         "paper": study.paper,
         "quantity": study.quantity,
         "given": dict(given),
+        "altered": altered(study, given),
         "seeds": list(seeds),
         "cells": cells,
         "claims": [claim.judge(Table(study.cells, known)) for claim in study.claims],

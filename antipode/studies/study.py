@@ -148,6 +148,10 @@ class Runner(Protocol):
         """All settings that the number depends on, as plain JSON values. A mistake is a UsageError."""
         ...
 
+    def takes(self, given: Settings, name: str) -> bool:
+        """Whether a cell with these settings has a setting of that name."""
+        ...
+
     def run_of(self, given: Settings) -> str:
         """Names what has to be computed once for several cells, which therefore stay in one part of a study."""
         ...
@@ -173,10 +177,19 @@ class Study:
     lines: Callable[[Settings], Sequence[str]] | None = None  # those that a cell is a point of; default: by its place
 
     def job(self, cell: Cell, given: Settings, seed: int) -> Job:
-        """The cell's own settings, under what the user gave for all cells."""
-        everything = {**cell.given, **given, "seed": seed}
+        """The cell's own settings, under what the user gave for all cells that have such."""
+        everything = {**cell.given, **self.taken(cell, given), "seed": seed}
         settings = self.runner.resolve(everything)
         return Job(everything, settings, address(self.runner.name, settings))
+
+    def taken(self, cell: Cell, given: Settings) -> Settings:
+        """What of the settings given for all cells is for this one; those that no cell has are left to be refused."""
+        return {
+            name: value
+            for name, value in given.items()
+            if self.runner.takes({**cell.given, **given}, name)
+            or not any(self.runner.takes({**other.given, **given}, name) for other in self.cells)
+        }
 
     def choose(self, only: Mapping[str, Sequence[str]]) -> list[Cell]:
         """The cells whose places have one of these values, given as text, on each of these axes."""
