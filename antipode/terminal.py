@@ -22,7 +22,7 @@ MakeProgress = Callable[[str, int], Callable[[int], None]]  # (title, total) -> 
 WORDS = (
     "epoch {epoch}/{epochs}",
     "loss {loss:.3f}",
-    "(log K {log_k:.2f})",
+    "(guessing {log_k:.2f})",
     "accuracy {contrastive_accuracy:.0%}",
     "accuracy {accuracy:.0%}",
     "similar {positive_similarity:+.2f}/{negative_similarity:+.2f}",

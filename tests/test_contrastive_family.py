@@ -211,6 +211,10 @@ def test_keys_in_chunks_of_whole_groups_are_keys_at_once():
     torch.testing.assert_close(at_once(views, given).keep["keys"], in_chunks(views, given).keep["keys"])
     with pytest.raises(UsageError, match="key_chunks"):
         method(20, groups=4, keys=4, key_chunks=3)
+    fields = {"method": "jcl", "data": "shapes", "batch_size": 16, "image_size": 16, "keys": 4, "bn_groups": 1}
+    for chunks in (3, 64, 100):  # does not divide the 64 keys; one key a pass; none in some
+        with pytest.raises(UsageError, match="must divide the 64 keys of a step, with at least 2 a pass"):
+            build_method(resolve(Layer("test", fields | {"key_chunks": chunks})).config)
     frozen, chunked = method(20, keys=4).eval(), method(20, keys=4, key_chunks=3).eval()
     torch.testing.assert_close(frozen(views).loss, chunked(views).loss)
 

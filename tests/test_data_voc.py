@@ -42,6 +42,29 @@ def test_images_and_marks_of_both_splits(devkit, below):
     assert decode(images.read(1))[0, 0, 0] == 2
 
 
+def test_classes_of_ones_own(devkit):
+    folder = devkit / "VOCdevkit" / "VOC2007"
+    lists = folder / "ImageSets" / "Main"
+    for file in lists.iterdir():
+        if not file.name.startswith(("horse", "car", "person")):
+            file.unlink()
+    images = open_images(f"voc={folder}")
+    assert images.classes == ("car", "horse", "person")
+    assert images.labels.tolist() == [[-1, -1, 0], [1, -1, -1], [-1, 1, 1]]  # 000005, 000007, 000009
+    assert len(open_images(f"voc={folder}", "val")) == 2
+    with pytest.raises(UsageError, match=r"there is no .*aeroplane_trainval.txt"):
+        open_images(f"voc2007={devkit}")
+    (lists / "car_test.txt").unlink()
+    with pytest.raises(UsageError, match=r"there is no .*car_test.txt. The layout is PATH/JPEGImages"):
+        open_images(f"voc={folder}", "val")
+    for file in lists.iterdir():
+        file.unlink()
+    with pytest.raises(UsageError, match=r"has no list CLASS_trainval.txt"):
+        open_images(f"voc={folder}")
+    with pytest.raises(UsageError, match=r"there is no .*Main. The layout"):
+        open_images(f"voc={devkit}")
+
+
 def test_a_part_of_the_images_keeps_their_marks(devkit):
     whole = open_images(f"voc2007={devkit}")
     part = open_images(f"voc2007={devkit}", fraction=0.6)

@@ -66,6 +66,10 @@ def test_semi_by_list_with_rates_to_choose_from(run, capsys, tmp_path):
     assert constants["labelled"] == str(file) and constants["fraction"] is None
     assert constants["lr"] == [0.1, 1] and constants["encoder_lr"] == [0, 0.01]
     assert constants["chosen_lr"] in (0.1, 1) and constants["chosen_encoder_lr"] in (0, 0.01)
+    assert "warning few images: these numbers are of 20, of which one is 5 %" in capsys.readouterr().err
+    file.write_text("# none\n")
+    assert main(["evaluate", str(trained.path), "--protocol", "semi", "--data", str(data), *words]) == 2
+    assert "labelled.txt names no image" in capsys.readouterr().err
 
 
 def test_few_labels_leave_the_encoder_frozen():

@@ -79,7 +79,7 @@ def test_a_line_says_what_the_method_measures():
         "epoch 1/3  loss 0.500  accuracy 25%  rank 10  1,234 images/s  wait 1%"
     )
     line = describe(record | {"log_k": 8.3, "contrastive_accuracy": 0.5, "knn": 71.25}, 3)
-    assert line.startswith("epoch 1/3  loss 0.500 (log K 8.30)  accuracy 50%  rank") and line.endswith("k-NN 71.2")
+    assert line.startswith("epoch 1/3  loss 0.500 (guessing 8.30)  accuracy 50%  rank") and line.endswith("k-NN 71.2")
     assert "views apart 0.30" in describe(record | {"alignment": 0.3}, 3)
 
 

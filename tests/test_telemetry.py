@@ -15,7 +15,7 @@ HEALTHY = {"step": 100, "feature_deviation": 0.8, "effective_rank": 30.0, "wait_
 
 
 def test_a_healthy_run_is_left_in_peace():
-    assert list(warnings(HEALTHY)) == []
+    assert list(warnings(HEALTHY, 256)) == []
 
 
 @pytest.mark.parametrize(
@@ -27,20 +27,28 @@ def test_a_healthy_run_is_left_in_peace():
     ],
 )
 def test_what_is_wrong_is_named_with_the_number_that_shows_it_and_what_to_do(sign, said):
-    (warning,) = warnings(HEALTHY | sign)
+    (warning,) = warnings(HEALTHY | sign, 256)
     assert all(part in warning for part in said)
 
 
+def test_two_images_always_lie_on_a_line():
+    assert (
+        list(warnings(HEALTHY | {"effective_rank": 1.0}, 2))
+        == []
+        != list(warnings(HEALTHY | {"effective_rank": 1.0}, 3))
+    )
+
+
 def test_a_fresh_network_is_not_called_collapsed():
-    assert list(warnings(HEALTHY | {"step": 3, "feature_deviation": 0.01})) == []
+    assert list(warnings(HEALTHY | {"step": 3, "feature_deviation": 0.01}, 256)) == []
 
 
 def test_real_embeddings_are_told_apart_from_collapsed_ones():
     torch.manual_seed(0)
     spread_out = spread(torch.nn.functional.normalize(torch.randn(256, 32), dim=1))
     collapsed = spread(torch.nn.functional.normalize(torch.randn(1, 32) + 1e-4 * torch.randn(256, 32), dim=1))
-    assert list(warnings(HEALTHY | spread_out)) == []
-    assert any("collapse" in warning for warning in warnings(HEALTHY | collapsed))
+    assert list(warnings(HEALTHY | spread_out, 256)) == []
+    assert any("collapse" in warning for warning in warnings(HEALTHY | collapsed, 256))
 
 
 def test_of_many_wide_embeddings_some_are_looked_at():

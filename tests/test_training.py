@@ -25,6 +25,7 @@ from antipode.training.optimisers import build_optimizer
 from antipode.training.pretrain import choose_speed
 from antipode.training.run import Run
 from antipode.training.step import PlainStep
+from antipode.training.telemetry import Diverged
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 16, "queue_size": 64, "bn_groups": 2, "epochs": 2}
 SMALL |= {"device": "cpu", "tensorboard": False}
@@ -165,6 +166,44 @@ def test_a_finished_run_is_left_alone(tmp_path):
     assert before == ((run.path / "results.json").read_text(), run.metrics_file.read_text())
 
 
+def test_a_summary_that_was_cut_short_is_made_up_for(tmp_path):
+    """As after a kill between the last checkpoint and the last word."""
+    run = antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **SMALL)
+    (before,) = run.results()
+    (run.path / "results.json").unlink()
+    (run.path / "neighbours.png").unlink()
+    antipode.pretrain(data=pictures(), out=run.path, resume=True)
+    (after,) = run.results()
+    assert after["value"] == before["value"] and (run.path / "neighbours.png").is_file()
+
+
+class Breaks(torch.nn.Module):
+    """A backbone whose gradient is no number in one of its steps: the loss of that step is one."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten(), torch.nn.Linear(48, 8))
+        self.step = step
+
+    def forward(self, images):
+        features = self.inner(images)
+        if features.requires_grad:
+            self.step -= 1
+            if self.step == 0:
+                features.register_hook(lambda gradient: gradient * torch.nan)
+        return features
+
+
+@pytest.mark.parametrize("step", [4, 8])  # of an epoch's last; of the run's last
+def test_no_checkpoint_has_weights_that_are_no_numbers(step, tmp_path):
+    fields = SMALL | {"backbone": Breaks(step), "bn_groups": 1, "save_every": 1, "holdout": 0.0}
+    with pytest.raises(Diverged, match=f"weights became infinite or no numbers by step {step}") as told:
+        antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **fields)
+    checkpoints = Run(tmp_path / "run").checkpoints()
+    assert [at for at, _ in checkpoints] == ([] if step == 4 else [4])
+    assert ("no checkpoint yet" if step == 4 else f"{checkpoints[0][1]}") in str(told.value)
+
+
 def test_a_collapsed_backbone_is_told_at_the_end(tmp_path, capsys):
     from torch import nn
 
@@ -183,11 +222,10 @@ def test_the_end_compares_with_the_backbone_before_training(photos, tmp_path, ca
     def retrieval(name, **more):
         run = antipode.pretrain("moco-v2", data=photos, out=tmp_path / name, **(still | more))
         (result,) = json.loads((run.path / "results.json").read_text())
-        value = result["value"]
-        assert f"{value['retrieval']:.1f} % (untrained {value['untrained_retrieval']:.1f} %, chance 3.3 %)" in (
-            capsys.readouterr().err
-        )
-        return value["retrieval"], value["untrained_retrieval"]
+        value, began = result["value"], "initial" if "init" in more else "untrained"
+        before = value[f"{began}_retrieval"]
+        assert f"{value['retrieval']:.1f} % ({began} {before:.1f} %, chance 3.3 %)" in capsys.readouterr().err
+        return value["retrieval"], before
 
     of_seed, before = retrieval("still")
     assert of_seed == before > 0

@@ -10,6 +10,8 @@ from typing import Any
 from antipode.cli.command import add_command
 from antipode.errors import UsageError
 
+FEW = 100  # judged images: one of fewer is more than a point
+
 
 def add_commands(commands: Any) -> None:
     add_evaluate(commands)
@@ -148,6 +150,10 @@ def print_result(result: dict[str, Any]) -> None:
     if rates := rates_of(result["constants"]):
         print(f"  with a learning rate of {rates}")
     print_broken(result.get("broken", {}))
+    if (judged := result["images"]["test"]) < FEW:
+        from antipode.terminal import warn
+
+        warn(f"few images: these numbers are of {judged}, of which one is {100 / judged:.2g} %.")
 
 
 def rates_of(constants: dict[str, Any]) -> str:

@@ -105,17 +105,21 @@ def run_run(options: argparse.Namespace) -> None:
     for axis, values in options.only:
         only.setdefault(axis, []).extend(values)
     out = Path(options.out or Path("runs") / study.id.replace("/", "-"))
-    results = run_study(
-        study,
-        out,
-        store=Path(options.store) if options.store else None,
-        seeds=options.seeds,
-        given=dict(options.given),
-        only=only,
-        part=options.part,
-        device=options.device,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
-    )
+    try:
+        results = run_study(
+            study,
+            out,
+            store=Path(options.store) if options.store else None,
+            seeds=options.seeds,
+            given=dict(options.given),
+            only=only,
+            part=options.part,
+            device=options.device,
+            say=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    except KeyboardInterrupt:
+        print("what is finished is kept; the same command goes on from there", file=sys.stderr)
+        raise
     print(f"{study.title} ({study.paper})\n{study.quantity}\n")
     if results["altered"]:
         given = ", ".join(f"{name}={results['given'][name]}" for name in results["altered"])

@@ -60,7 +60,7 @@ class Config(RunningFields, OptimisationFields, ModelFields, ViewFields, DataFie
         if self.std is not None and min(self.std) <= 0:
             raise ValueError("std: every deviation must be greater than 0")
         if self.warmup_epochs >= self.epochs and self.warmup_epochs > 0:
-            raise ValueError(f"warmup_epochs: given {self.warmup_epochs}; must be below epochs ({self.epochs})")
+            raise ValueError(f"warmup_epochs: it is {self.warmup_epochs:g}, and must be below epochs ({self.epochs})")
         return self
 
     @property

@@ -43,6 +43,7 @@ IDLE = (
         lambda c: getattr(c, "key_encoder", "slow") == "online",
         "key_encoder is online",
     ),
+    Idle(("key_chunks",), lambda c: c.key_encoder == "online", "key_encoder is online"),
     Idle(("hidden",), lambda c: c.head == "linear", "head is linear"),
     Idle(("head_norm",), lambda c: c.head in ("linear", "mlp"), "this head has no norm"),
     Idle(("singular_form",), lambda c: c.singular_weight == 0, "singular_weight is 0"),

@@ -185,6 +185,13 @@ NAMED: dict[str, Named] = {
         splits=voc.voc2007_splits,
         layout=voc.LAYOUT,
     ),
+    "voc": Named(
+        "images in the form of PASCAL VOC, with classes of your own",
+        needs_path=True,
+        splits=voc.voc_splits,
+        layout=voc.OWN_LAYOUT,
+        fixed=False,
+    ),
     "parquet": Named(
         "Parquet files as Hugging Face's library writes them (needs antipode[parquet])",
         needs_path=True,

@@ -18,7 +18,7 @@ def class_numbers(labels: Tensor | np.ndarray | None, whose: str) -> Tensor:
     if labels is None:
         raise UsageError(
             f"labels: {whose} have none, and this protocol needs them. Sort the images into one sub-folder "
-            "per class, or judge them without labels (antipode embed)."
+            "per class (in PASCAL VOC's form: --data voc=PATH), or judge them without labels (antipode embed)."
         )
     numbers = torch.as_tensor(labels).to("cpu", torch.int64)
     if numbers.dim() != 1:

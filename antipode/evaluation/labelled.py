@@ -38,6 +38,8 @@ def listed_part(images: Images, path: str | os.PathLike[str]) -> Images:
         raise UsageError(f"labelled: there is no file {path}. It lists training images, one name a line.")
     lines = (line.partition("\t")[0].strip() for line in read_text(file).splitlines())
     wanted = {line for line in lines if line and not line.startswith("#")}
+    if not wanted:
+        raise UsageError(f"labelled: {path} names no image. It lists training images, one name a line.")
     found: dict[str, int] = {}
     for index, name in enumerate(images.names):
         line = next((end for end in ends(name) if end in wanted), None)
@@ -48,11 +50,10 @@ def listed_part(images: Images, path: str | os.PathLike[str]) -> Images:
         if line is not None:
             found[line] = index
     missing = sorted(wanted - found.keys())
-    if missing or not found:
-        such = f", such as {missing[0]!r}" if missing else ""
+    if missing:
         raise UsageError(
             f"labelled: {len(missing)} of the {len(wanted)} images that {path} names are not among the training images "
-            f"of {images.name}{such}. Names are like {images.names[0]!r}, or the end of it."
+            f"of {images.name}, such as {missing[0]!r}. Names are like {images.names[0]!r}, or the end of it."
         )
     part = images.subset(sorted(found.values()))
     require_every_class(images, part)

@@ -156,8 +156,8 @@ def tenth_to_choose_on(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 def require_any(survives: Tensor, protocol: LinearProtocol) -> None:
     if not survives.any():
         raise AntipodeError(
-            f"linear: the classifier diverged with lr {protocol.lr}. Take a lower one, and leave out "
-            "images without finite features (usable_rows)."
+            f"linear: the classifier diverged with lr {protocol.lr}. Take a lower one; and all features must be finite "
+            "and not huge."
         )
 
 

@@ -84,6 +84,12 @@ def key_chunks(config: ContrastiveConfig) -> int:
     as many as there are keys, so that a pass is no larger than the batch of one key, or in as many as there are groups.
     With one group (bn_groups 1) there is one pass: in more, the statistics would be other ones."""
     if config.key_chunks is not None:
+        keys = config.batch_size * config.keys // world()
+        if keys % config.key_chunks or keys == config.key_chunks:
+            raise UsageError(
+                f"key_chunks: given {config.key_chunks}; it must divide the {keys} keys of a step, with at least 2 a "
+                "pass."
+            )
         return config.key_chunks
     groups = max(1, config.bn_groups // world())
     return next((passes for passes in range(config.keys, groups) if groups % passes == 0), groups)

@@ -27,7 +27,7 @@ from antipode.training.optimisers import build_optimizer
 from antipode.training.run import Run
 from antipode.training.schedules import learning_rate
 from antipode.training.step import PlainStep, RecordedStep, TakeStep
-from antipode.training.telemetry import Listener, Log, Meter, check_finite, spread, warnings
+from antipode.training.telemetry import Listener, Log, Meter, check_finite, check_state, spread, warnings
 
 
 class Stopped(AntipodeError):
@@ -126,7 +126,7 @@ class Training:
         self.step = self.saved_step = meta["step"]
 
     def save(self) -> None:
-        """Write a checkpoint, but none after a loss that is no number. All ranks call it, and the first writes."""
+        """Write a checkpoint, but none where the loss or a weight is no number. All ranks call it, the first writes."""
         if self.step == self.saved_step:
             return
         self.average_statistics()
@@ -138,6 +138,7 @@ class Training:
         if steps:
             check_finite(float(sums.get("total_loss", sums["loss"])), self.step, self.run.last_good())
         tensors = self.plain_step.state()
+        check_state(tensors.values(), self.step, self.run.last_good())
         tensors |= {f"meter.{name}": value for name, value in sums.items()}
         meta = {
             "epoch": self.epoch,
@@ -263,7 +264,7 @@ class Training:
         record |= {name: round(value, 6) for name, value in spread(embedding).items()}
         log.write(record)
         listener.line(record)
-        for warning in warnings(record):
+        for warning in warnings(record, len(embedding)):
             listener.warn(warning)
 
     def due(self) -> bool:

@@ -107,6 +107,8 @@ def learn(
         terminal.say(f"resuming after step {training.step} of {prepared.plan.steps}")
         if training.step == prepared.plan.steps:
             terminal.say(f"{run.path} is finished; --epochs continues it for longer.")
+            if not run.is_summarised(config.epochs):  # it was stopped while it was
+                say_what_was_learnt(prepared, run, method, terminal, custom=custom, views=views)
             return
     if rank() == 0:
         run.create(prepared.resolved, resumes=prepared.done is not None)
@@ -123,13 +125,20 @@ def learn(
     with terminal, stop_on_signals() as should_stop, torch.random.fork_rng(here):  # steps seed it
         look = None if online is None else partial(online.measure, loader, method)
         training.train(loader, make_views, terminal, should_stop, look)
+    if rank() == 0:
+        for line in describe(loader.broken):
+            terminal.say(line)
+    say_what_was_learnt(prepared, run, method, terminal, custom=custom, views=views)
+
+
+def say_what_was_learnt(
+    prepared: Prepared, run: Run, method: Method, terminal: Terminal, *, custom: bool, views: CustomView | None
+) -> None:
     if rank() > 0:
         return
-    for line in describe(loader.broken):
-        terminal.say(line)
     try:
         before = None if custom else untrained(prepared)
-        summarise(run, prepared, method.backbone, before, make_views_of(config, 2, views), terminal)
+        summarise(run, prepared, method.backbone, before, make_views_of(prepared.config, 2, views), terminal)
     except (AntipodeError, OSError, torch.OutOfMemoryError) as error:  # the run itself is whole
         terminal.warn(f"summary: it could not be made: {error}")
 

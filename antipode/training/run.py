@@ -215,8 +215,15 @@ class Run:
         with open(self.path / ".results.lock", "a") as lock:
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # let go of when closed, or when the process dies
-            results = json.loads(path.read_text()) if path.is_file() else []
-            write_text(path, json.dumps([*results, {**result, "time": now()}], indent=2) + "\n")
+            write_text(path, json.dumps([*self.results(), {**result, "time": now()}], indent=2) + "\n")
+
+    def results(self) -> list[dict[str, Any]]:
+        path = self.path / "results.json"
+        return json.loads(path.read_text()) if path.is_file() else []
+
+    def is_summarised(self, epoch: int) -> bool:
+        """Whether the run has said what it learnt by the end of this epoch."""
+        return any(result["protocol"] == "label-free" and result["epoch"] == epoch for result in self.results())
 
 
 def is_nothing(name: str) -> bool:

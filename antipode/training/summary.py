@@ -115,7 +115,7 @@ def summarise(
     listener: Listener,
 ) -> None:
     """Write the label-free results and the neighbours of the run, and say them in words. untrained: the backbone as it
-    was before the run, where that is known."""
+    was before the run (with the weights of --init, if given), where that is known."""
     config = prepared.config
     held_out = prepared.held_out()
     images = prepared.images if held_out is None else held_out
@@ -130,8 +130,9 @@ def summarise(
         listener.say(f"done: {run.path}")
         return
     value, count = label_free(*pairs), len(pairs[0])
+    began = "initial" if config.init else "untrained"
     if before:
-        value["untrained_retrieval"] = retrieval(*before[0])
+        value[f"{began}_retrieval"] = retrieval(*before[0])
     result: dict[str, Any] = {
         "protocol": "label-free",
         "data": config.data,
@@ -140,17 +141,17 @@ def summarise(
         "seed": config.seed,
         "images": {"training" if held_out is None else "held out": count},
     }
-    run.add_result(result)
     features = prepared.features(backbone, loader, torch.arange(len(images)))
     neighbour_sheet(loader, features, images.names).save(run.path / "neighbours.png")
+    run.add_result(result)  # last: it tells that the others are there
     which = "training images (none were held out)" if held_out is None else "held-out images"
-    compared = f"untrained {value['untrained_retrieval']:.1f} %, " if before else ""
+    compared = f"{began} {value[f'{began}_retrieval']:.1f} %, " if before else ""
     lines = [
         f"On {count:,} {which}, without labels:",
         f"  a view finds the other view of its image: {value['retrieval']:.1f} % "
         f"({compared}chance {100 / count:.1f} %)",
-        f"  alignment {value['alignment']:.3f} (0: views agree), uniformity {value['uniformity']:.2f} "
-        f"(lower: more even), effective rank {value['effective_rank']:.0f}",
+        f"  the backbone's features: alignment {value['alignment']:.3f} (0: views agree), uniformity "
+        f"{value['uniformity']:.2f} (lower: more even), effective rank {value['effective_rank']:.0f}",
         f"  neighbours to look at: {run.path / 'neighbours.png'}",
     ]
     if images.labels is not None and not images.multi_label and config.data != CUSTOM:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -134,18 +134,29 @@ class Diverged(AntipodeError):
 def check_finite(loss: float, step: int, last_good: str) -> None:
     """Stop at a loss that is no number: everything after it is lost time."""
     if not math.isfinite(loss):
-        raise Diverged(
-            f"the loss became {loss} by step {step}. {last_good} Start a new run with a lower --lr, --clip-norm 1, "
-            "--warmup-epochs or --precision fp32; --init takes the weights of a good checkpoint along."
-        )
+        raise diverged(f"the loss became {loss}", step, last_good)
 
 
-def warnings(record: dict[str, Any]) -> Iterator[str]:
-    """What is wrong with the numbers of a line, and what to do about it."""
+def check_state(tensors: Iterable[Tensor], step: int, last_good: str) -> None:
+    """The same for what the last step made: its loss is of the weights before it."""
+    finite = [tensor.isfinite().all() for tensor in tensors if tensor.is_floating_point()]
+    if not torch.stack([each.to(finite[0].device) for each in finite]).all():
+        raise diverged("weights became infinite or no numbers", step, last_good)
+
+
+def diverged(what: str, step: int, last_good: str) -> Diverged:
+    return Diverged(
+        f"{what} by step {step}. {last_good} Start a new run, in another folder, with a lower --lr, --clip-norm 1, "
+        "--warmup-epochs or --precision fp32; --init takes the weights of a good checkpoint along."
+    )
+
+
+def warnings(record: dict[str, Any], images: int) -> Iterator[str]:
+    """What is wrong with the numbers of a line, and what to do about it. images: of the batch."""
     if record["step"] < SETTLING_STEPS:
         return
     deviation, rank = record["feature_deviation"], record["effective_rank"]
-    if deviation < COLLAPSED_DEVIATION or rank < COLLAPSED_RANK:
+    if deviation < COLLAPSED_DEVIATION or (rank < COLLAPSED_RANK and images > 2):  # two always lie on a line
         what = "different images get nearly the same embedding" if deviation < COLLAPSED_DEVIATION else (
             "the embeddings of different images lie nearly on a line"
         )  # fmt: skip
