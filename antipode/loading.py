@@ -65,9 +65,9 @@ def load(spec: Spec | nn.Module, *, features: str = "backbone", seed: int = 0, *
     if path.is_dir():
         run = Run.open(path)
         return from_checkpoint(*run.latest(), name=name, features=features, run=run, given=given)
-    tensors = read_weights(path) if path.is_file() else {}
-    if any(key.startswith(BACKBONE) for key in tensors):
-        return from_checkpoint(*load_checkpoint(path), name=name, features=features, given=given)
+    tensors, meta = read_weights(path) if path.is_file() else ({}, {})
+    if "config" in meta:
+        return from_checkpoint(tensors, meta, name=name, features=features, given=given)
     backbone_only(features, name)
     if name == "random":
         with torch.random.fork_rng(devices=[]):
@@ -177,10 +177,11 @@ def pretrained_torchvision(name: str) -> nn.Module:
         raise AntipodeError(f"the weights of torchvision's {name} cannot be downloaded: {error}") from error
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Named tensors of a .safetensors file, or of a torch file that holds nothing but tensors."""
+def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Named tensors of a .safetensors file, or of a torch file that holds nothing but tensors; and what a checkpoint
+    says of itself."""
     if path.suffix == ".safetensors":
-        return load_checkpoint(path)[0]
+        return load_checkpoint(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
@@ -191,7 +192,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         content = content.get("state_dict", content.get("model"))
     if not isinstance(content, dict):
         raise UsageError(f"{path} holds a {type(content).__name__}; named tensors are needed: save a state_dict().")
-    return {name: value for name, value in content.items() if isinstance(value, Tensor)}
+    return {name: value for name, value in content.items() if isinstance(value, Tensor)}, {}
 
 
 def fill(module: nn.Module, tensors: dict[str, Tensor], name: str) -> None:
@@ -225,7 +226,7 @@ def initialise(backbone: nn.Module, init: str, channels: int) -> None:
     elif Path(init).is_dir():
         fill(backbone, part(Run.open(init).latest()[0], BACKBONE), init)
     elif Path(init).is_file():
-        tensors = read_weights(Path(init))
+        tensors, _ = read_weights(Path(init))
         fill(backbone, part(tensors, BACKBONE) or tensors, init)  # of a checkpoint, the online backbone
     else:
         raise UsageError(f"init: {init!r} is no run and no file. Allowed: torchvision:NAME, timm:NAME, a file, a run.")

@@ -35,6 +35,11 @@ def lots(lot: Tensor, rows: Tensor, columns: int) -> Tensor:
     return _shifted(x ^ _shifted(x, 31), 2)
 
 
+def uniform(lots: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Such numbers as ones in the open interval (0, 1), of 23 bits: the same in float32 and float64."""
+    return ((lots >> 39).to(dtype) + 0.5) / 2**23
+
+
 def _shifted(x: Tensor, bits: int) -> Tensor:
     """An unsigned shift to the right of int64."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

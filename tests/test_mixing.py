@@ -14,7 +14,6 @@ from antipode.objectives import info_nce
 from antipode.objectives.contrastive import NOTHING
 from antipode.objectives.mixing import (
     Mixing,
-    _uniform,
     draw_parents,
     false_parents,
     hardest,
@@ -22,6 +21,7 @@ from antipode.objectives.mixing import (
     proxy_accuracy,
     synthesise,
 )
+from antipode.randomness import uniform
 
 TAU = 0.2
 
@@ -153,7 +153,7 @@ def test_the_mixing_weights_are_uniform_in_their_open_intervals():
     mixing = Mixing(hardest=16, pairs=2000, with_query=2000)
     parents = draw_parents(normal(20, 50), mixing, lot=lot(), rows=torch.arange(20))
     for dtype in (torch.float32, torch.float64):
-        lowest, highest = _uniform(torch.tensor([0, 2**62 - 1]), dtype)
+        lowest, highest = uniform(torch.tensor([0, 2**62 - 1]), dtype)
         assert lowest > 0 and highest < 1
     assert parents.a.min() > 0 and parents.a.max() < 1
     assert parents.b.min() > 0 and parents.b.max() < 0.5

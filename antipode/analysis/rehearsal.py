@@ -93,7 +93,7 @@ class Rehearsal:
         plan = Plan(len(images), config.batch_size, config.epochs, config.seed)
         precision = pick_precision(config.precision, ask.device)
         self.make_views = ask.views(config, 1 + config.keys)
-        self.prepared = Prepared(Resolved(config, {}), images, ask.data, True, ask.device, precision, plan)
+        self.prepared = Prepared(Resolved(config, {}), images, ask.data, None, ask.device, precision, plan)
         batches = max(1, min(self.queries, len(images)) // plan.batch_size)
         order = torch.randperm(len(images), generator=generator(ask.seed, "analysis-order"))
         self.chosen = order[: batches * plan.batch_size]

@@ -12,7 +12,7 @@ from antipode.distributed import gather_with_gradient, rank
 from antipode.methods.method import Inputs
 from antipode.objectives.geometry import uniformity
 from antipode.objectives.regression import SINGULAR_LOSSES, brownian_loss
-from antipode.randomness import lots
+from antipode.randomness import lots, uniform
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,10 @@ def brownian_directions(lot: Tensor, like: Tensor, *, per_view: bool = False, pl
     """Directions uniform on the sphere (mean 0, covariance I/D): (n, 1, D), or (n, K, D) per view.
 
     like: the embeddings (n, K, D), and place: which of the parts of that size of the whole batch they are. A Gaussian
-    vector, normalised: its entries are had by the inverse of the normal distribution, up to a factor, from numbers in
-    (-1, 1) of 23 random bits, which float32 holds exactly.
+    vector, normalised: its entries are had by the inverse of the normal distribution, up to a factor.
     """
     n, views, dim = like.shape
     parts = views if per_view else 1
     rows = place * n * parts + torch.arange(n * parts, device=like.device)
-    uniform = ((lots(lot, rows, dim) >> 39) + 0.5) * 2.0**-22 - 1.0
-    return F.normalize(torch.erfinv(uniform), dim=1).view(n, parts, dim).to(like.dtype)
+    entries = torch.erfinv(2 * uniform(lots(lot, rows, dim)) - 1)
+    return F.normalize(entries, dim=1).view(n, parts, dim).to(like.dtype)

@@ -185,10 +185,14 @@ def refuse_shared_statistics(module: nn.Module, parts: int, *, batches: int = 1)
         )
 
 
+def running_statistics(network: nn.Module) -> list[Tensor]:
+    return [buffer for name, buffer in network.named_buffers() if name.endswith(("running_mean", "running_var"))]
+
+
 def one_by_one(network: nn.Module, parts: Sequence[Part]) -> Iterator[Part]:
     """Gives the parts of a batch, each to be taken through the network before the next. Running statistics move towards
     the mean of the parts', as if all had come at once."""
-    running = [buffer for name, buffer in network.named_buffers() if name.endswith(("running_mean", "running_var"))]
+    running = running_statistics(network)
     if len(parts) == 1 or not running:
         yield from parts
         return

@@ -48,7 +48,6 @@ class KeyQueue(nn.Module):
         where = (self.pushed + skipped + torch.arange(count - skipped, device=self.keys.device)) % size
         self.keys.index_copy_(0, where, keys[skipped:].to(self.keys.dtype))
         if self.labelled:
-            if labels is None:
-                labels = torch.full((count,), UNLABELLED, device=self.keys.device)
+            assert labels is not None
             self.labels.index_copy_(0, where, labels[skipped:])
         self.pushed += count

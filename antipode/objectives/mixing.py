@@ -29,7 +29,7 @@ from torch import Tensor
 from antipode.devices import TRITON
 from antipode.errors import UsageError
 from antipode.objectives.contrastive import NOTHING
-from antipode.randomness import lots
+from antipode.randomness import lots, uniform
 
 GATHERED = 2**26  # bytes that the gathered parents may take at a time
 LEAST_CHANCE = 1e-12  # of a negative in a softmax draw: what float64 can still tell from nothing beside the others
@@ -196,7 +196,7 @@ def draw_parents(
     second = pick(for_second, first if mixing.distinct else None).minimum(last)
     partner = pick(for_partner).minimum(last)
     first, second, partner = (places.gather(1, drawn) for drawn in (first, second, partner))
-    a, b = _uniform(for_a, ranking.dtype), _uniform(for_b, ranking.dtype) / 2
+    a, b = uniform(for_a, ranking.dtype), uniform(for_b, ranking.dtype) / 2
     return Parents(first, second, a, partner, b, at_hand)
 
 
@@ -303,7 +303,7 @@ def _chances(logits: Tensor, at_hand: Tensor) -> Tensor:
 def _by_softmax(cumulative: Tensor, tickets: Tensor, without: Tensor | None = None) -> Tensor:
     """Numbers drawn with the cumulative chances (n, N), one a ticket (n, s); none of them its `without` (n, s)."""
     total = cumulative[:, -1:]
-    drawn = _uniform(tickets, torch.float64)
+    drawn = uniform(tickets, torch.float64)
     if without is None:
         return torch.searchsorted(cumulative, drawn * total, right=True)
     end = cumulative.gather(1, without)
@@ -311,11 +311,6 @@ def _by_softmax(cumulative: Tensor, tickets: Tensor, without: Tensor | None = No
     drawn = drawn * (total - (end - start))
     beyond = torch.maximum(drawn + (end - start), end)  # rounding must not lead back to the first
     return torch.searchsorted(cumulative, torch.where(drawn < start, drawn, beyond), right=True)
-
-
-def _uniform(tickets: Tensor, dtype: torch.dtype) -> Tensor:
-    """In the open interval (0, 1), from 23 bits: the same numbers in float32 and float64."""
-    return ((tickets >> 39).to(dtype) + 0.5) / 2**23
 
 
 def _until(share: float, count: int | None, pairs: Tensor, with_query: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,16 +11,16 @@ from antipode.errors import AntipodeError
 if TYPE_CHECKING:
     from antipode.training.run import Run
 
-ANALYSES = ("geometry", "hardness", "similarity")  # those that give a number of a checkpoint
+OF_A_CHECKPOINT = ("geometry", "hardness", "similarity")  # analyses that give a number of one
 
 
 def settings_of(protocol: str | None) -> list[str]:
     """What may be said of how a run is judged. read: which number; epoch: of which checkpoint, if not the last."""
-    from antipode.analysis.analyse import ANALYSES as KNOWN
+    from antipode.analysis.analyse import ANALYSES
     from antipode.evaluation.evaluate import JUDGES, evaluate, keywords
 
-    if protocol in ANALYSES:
-        return ["protocol", "data", "seed", "read", *KNOWN[protocol].options]
+    if protocol in OF_A_CHECKPOINT:
+        return ["protocol", "data", "seed", "read", *ANALYSES[protocol].options]
     others = {name for known, judge in JUDGES.items() if known != protocol for name in keywords(judge)}
     own = keywords(JUDGES[protocol]) if protocol in JUDGES else others
     return [*(name for name in keywords(evaluate) if name in own or name not in others), "read", "epoch"]
@@ -30,7 +30,7 @@ def judge(run: Run, judging: Mapping[str, Any], device: str) -> tuple[float, dic
     """The number that was asked for, and all that was measured with it."""
     settings = dict(judging)
     read, epoch = settings.pop("read"), settings.pop("epoch", None)
-    if settings["protocol"] in ANALYSES:
+    if settings["protocol"] in OF_A_CHECKPOINT:
         result = analysed(run, device=device, **settings)
         found: Any = result["checkpoints"][-1] if "checkpoints" in result else result
     else:
@@ -47,14 +47,14 @@ def judge(run: Run, judging: Mapping[str, Any], device: str) -> tuple[float, dic
 
 def analysed(run: Run, *, protocol: str, data: Any, seed: int, device: str, **options: Any) -> dict[str, Any]:
     """What `antipode analyse` measures of one run, without the figure."""
-    from antipode.analysis.analyse import ANALYSES as KNOWN
+    from antipode.analysis.analyse import ANALYSES
     from antipode.analysis.inquiry import Inquiry
     from antipode.devices import pick_device
     from antipode.terminal import bars
 
     with bars() as progress:
         asked = Inquiry(data, pick_device(device), seed, progress=progress, latest_only=True)
-        return KNOWN[protocol].measure(run, asked, **options)
+        return ANALYSES[protocol].measure(run, asked, **options)
 
 
 def checkpoint_of(run: Run, epoch: int) -> Path:

@@ -151,7 +151,7 @@ def is_finished(run: Run, epochs: int | None) -> bool:
 
     if not run.checkpoints():
         return False
-    (_, meta), config = run.latest(), run.config
+    (_, meta), config = run.latest(tensors=False), run.config
     return bool(meta["step"] == Plan(meta["data"]["images"], config.batch_size, epochs or config.epochs, 0).steps)
 
 

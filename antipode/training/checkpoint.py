@@ -25,11 +25,12 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]
         save_file(on_cpu, temporary, metadata={"antipode": json.dumps(meta)})
 
 
-def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_checkpoint(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What was saved; without the tensors only the JSON is read."""
     try:
         with safe_open(path, framework="pt") as file:
             meta = json.loads((file.metadata() or {}).get("antipode", "{}"))
-            return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in file.keys() if tensors}, meta  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise AntipodeError(f"{path} is not a readable checkpoint: {error}") from error
 

@@ -20,6 +20,7 @@ from antipode.devices import send
 from antipode.distributed import any_rank, average, averaging_gradients, gather, mine, rank, world
 from antipode.errors import AntipodeError, UsageError
 from antipode.methods.method import Method, Moment, Step
+from antipode.modules.norms import running_statistics
 from antipode.randomness import generator, stream
 from antipode.training.checkpoint import part
 from antipode.training.make_views import MakeViews
@@ -152,7 +153,7 @@ class Training:
 
     def average_statistics(self) -> None:
         """Running statistics are linear in those of each batch: their mean over ranks is what one rank would have."""
-        average(buffer for name, buffer in self.method.named_buffers() if name.endswith(("_mean", "_var")))
+        average(running_statistics(self.method))
 
     def train(
         self,

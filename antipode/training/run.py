@@ -167,18 +167,18 @@ class Run:
         found = ((CHECKPOINT.fullmatch(path.name), path) for path in self.checkpoints_folder.iterdir())
         return sorted((int(match[1]), path) for match, path in found if match)
 
-    def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and meta of the latest checkpoint that can be read."""
+    def latest(self, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors, if wanted, and meta of the latest checkpoint that can be read."""
         checkpoints = self.checkpoints()
         if not checkpoints:
             raise UsageError(f"{self.path} has no checkpoint yet.")
         for (_, path), (_, earlier) in pairwise(reversed(checkpoints)):
             try:
-                return load_checkpoint(path)
+                return load_checkpoint(path, tensors)
             except AntipodeError as error:
                 if rank() == 0:
                     warn(f"{error}; {earlier.name} is taken instead.")
-        return load_checkpoint(checkpoints[0][1])
+        return load_checkpoint(checkpoints[0][1], tensors)
 
     def set_aside(self, after: int) -> None:
         """Later checkpoints than that of a step could not be read: they must not count as the latest."""
