@@ -175,6 +175,9 @@ def test_a_summary_that_was_cut_short_is_made_up_for(tmp_path):
     antipode.pretrain(data=pictures(), out=run.path, resume=True)
     (after,) = run.results()
     assert after["value"] == before["value"] and (run.path / "neighbours.png").is_file()
+    (run.path / "results.json").write_text("{")
+    antipode.pretrain(data=pictures(), out=run.path, resume=True)
+    assert (run.path / "results.json").read_text() == "{"
 
 
 class Breaks(torch.nn.Module):

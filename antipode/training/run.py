@@ -222,8 +222,11 @@ class Run:
         return json.loads(path.read_text()) if path.is_file() else []
 
     def is_summarised(self, epoch: int) -> bool:
-        """Whether the run has said what it learnt by the end of this epoch."""
-        return any(result["protocol"] == "label-free" and result["epoch"] == epoch for result in self.results())
+        """Whether the run has said what it learnt by the end of this epoch, or cannot add that to its results."""
+        try:
+            return any(result["protocol"] == "label-free" and result["epoch"] == epoch for result in self.results())
+        except (OSError, ValueError):
+            return True
 
 
 def is_nothing(name: str) -> bool:
