@@ -27,7 +27,7 @@ WORDS = (
     "accuracy {accuracy:.0%}",
     "similar {positive_similarity:+.2f}/{negative_similarity:+.2f}",
     "views apart {alignment:.2f}",
-    "centroids {centroid_distance:.2f}",
+    "centroids {centroid_distance:.2f}  uniformity {uniformity:.2f}",
     "rank {effective_rank:.0f}",
     "{images_per_second:,.0f} images/s",
     "wait {wait_share:.0%}",

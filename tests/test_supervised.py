@@ -80,7 +80,9 @@ def test_a_line_says_what_the_method_measures():
     )
     line = describe(record | {"log_k": 8.3, "contrastive_accuracy": 0.5, "knn": 71.25}, 3)
     assert line.startswith("epoch 1/3  loss 0.500 (guessing 8.30)  accuracy 50%  rank") and line.endswith("k-NN 71.2")
-    assert "views apart 0.30" in describe(record | {"alignment": 0.3}, 3)
+    particles = {"alignment": 0.3, "centroid_distance": 0.5, "uniformity": -2.19}
+    assert "views apart 0.30  centroids 0.50  uniformity -2.19" in describe(record | particles, 3)
+    assert "uniformity" not in describe(record | {"uniformity": -2.19}, 3)  # beside similarities it is one too many
 
 
 def test_only_labelled_images_are_learned_from(tmp_path):
