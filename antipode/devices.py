@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -57,6 +58,24 @@ def one_thread() -> Iterator[None]:
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """A small CPU tensor on the device, without making the host wait for what the device still has to do."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+@contextmanager
+def beside(device: torch.device) -> Iterator[Callable[[], None]]:
+    """What is asked of a card within goes on beside what is asked of it afterwards, until the function given is called,
+    which waits for it (on the card: the host does not)."""
+    if device.type != "cuda":
+        yield lambda: None
+        return
+    here, there = torch.cuda.current_stream(device), side_stream(device)
+    there.wait_stream(here)
+    with torch.cuda.stream(there):
+        yield lambda: here.wait_stream(there)
+
+
+@cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
 
 
 @contextmanager

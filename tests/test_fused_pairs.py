@@ -52,8 +52,9 @@ def test_mixing_takes_the_kernel_and_gives_the_same_scores(monkeypatch):
     plain = scores(torch.float64)
     assert not taken
     for fused, exact in zip(scores(torch.float32), plain, strict=True):
-        torch.testing.assert_close(fused.double(), exact, rtol=1e-5, atol=1e-5)
-        assert bool(((fused - exact).norm(dim=1) < 5e-7 * exact.norm(dim=1)).all())
+        off, size = (fused - exact).abs(), exact.norm(dim=1)  # gradients are sums whose entries may nearly cancel
+        assert bool((off.norm(dim=1) < 5e-7 * size).all())
+        assert bool((off < 2e-7 * size[:, None]).all())
     assert taken
 
 

@@ -195,8 +195,8 @@ class RegressionFields(Section):
     """Regression: predict the slow copy's embedding of other views (BYOL, MSBReg)"""
 
     view_count: Annotated[int, Field(ge=2)] = Field(2, description="K, views of an image")
-    centroid: Literal["split", "others", "all"] = Field(
-        "split", description="which centroids of views meet: of two halves, one view and all others, all and all"
+    centroid: Literal["others", "split", "all"] = Field(
+        "others", description="which centroids of views meet: one view and all others, of two halves, all and all"
     )
     joint_statistics: bool = Field(False, description="all views in one batch, so in one set of batch statistics")
     lr_per_view: bool = Field(False, description="base_lr is multiplied by K (MSBReg)")

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from antipode.devices import beside
 from antipode.methods.dispersion import Dispersion
 from antipode.methods.method import Inputs, Method, Moment, Projection, Step, not_half
 from antipode.modules.slow_copy import follow, momentum_at, slow_copy
-from antipode.objectives.regression import centroid_loss, image_spread, pair_distance
+from antipode.objectives.regression import centroid_distance, centroid_loss, image_spread, pair_distance
 
 
 class Regression(Method):
@@ -36,7 +37,7 @@ class Regression(Method):
         views: int = 2,
         key_momentum: float,
         momentum_schedule: str = "constant",
-        centroid: str = "split",
+        centroid: str = "others",
         dispersion: Dispersion | None = None,
         joint_statistics: bool = False,
     ) -> None:
@@ -62,10 +63,12 @@ class Regression(Method):
     def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> Step:
         assert self.slow is not None and inputs is not None
         predictions = self.embed(lambda images: self.predictor(self.online(images)), views)
+        with beside(predictions.device) as wait:  # many small products, while the target's network fills the card
+            forces = self.dispersion(predictions, inputs)
         with torch.no_grad():
             targets = self.embed(self.slow, views)
+        wait()
         attraction = centroid_loss(predictions, targets, self.centroid)
-        forces = self.dispersion(predictions, inputs)
         loss = torch.stack([attraction, *forces.values()]).sum()
         health = self.health(predictions.detach(), targets) | {"loss": attraction}
         if forces:
@@ -96,5 +99,5 @@ class Regression(Method):
         return {
             "alignment": pair_distance(predictions),
             "image_spread": image_spread(predictions),
-            "centroid_distance": centroid_loss(predictions, targets, "all"),
+            "centroid_distance": centroid_distance(predictions, targets),
         }

@@ -11,24 +11,26 @@ import torch
 from torch import Tensor
 
 
-def centroid_loss(predictions: Tensor, targets: Tensor, form: str = "split") -> Tensor:
-    """Squared distance between centroids of the views of an image, on average over images. A reconstruction.
+def centroid_loss(predictions: Tensor, targets: Tensor, form: str = "others") -> Tensor:
+    """Twice the mean squared distance between centroids of the views of an image. A reconstruction.
 
-    predictions, targets: (n, K, D), unit vectors q_ik and t_ik. With halves A, B of the views (the larger first):
-    split: |mean_A q - mean_B t|^2 + |mean_B q - mean_A t|^2, which for K = 2 is BYOL's loss;
-    others: |q_k - mean_{j != k} t_j|^2, on average over k; all: |mean_k q - mean_k t|^2.
+    predictions, targets: (n, K, D), unit vectors q_ik and t_ik.
+    others: q_k and mean_{j != k} t_j, for each view k; split: of halves A, B of the views (the larger first) mean_A q
+    and mean_B t, mean_B q and mean_A t; all: mean_k q and mean_k t.
+    For K = 2 the first two are BYOL's loss, |q_1 - t_2|^2 + |q_2 - t_1|^2. All three pull a view as hard.
     """
     views = predictions.shape[1]
-    if form == "split":
+    if form == "others":
+        q, t = predictions, (targets.sum(dim=1, keepdim=True) - targets) / (views - 1)
+    elif form == "split":
         half = (views + 1) // 2
         q, t = (torch.stack([x[:, :half].mean(1), x[:, half:].mean(1)], dim=1) for x in (predictions, targets))
-        return (q - t.flip(1)).square().sum(dim=(1, 2)).mean()
-    if form == "others":
-        others = (targets.sum(dim=1, keepdim=True) - targets) / (views - 1)
-        return (predictions - others).square().sum(dim=2).mean()
-    if form == "all":
-        return (predictions.mean(1) - targets.mean(1)).square().sum(dim=1).mean()
-    raise ValueError(f"centroid {form!r}: known are split, others, all")
+        t = t.flip(1)
+    elif form == "all":
+        q, t = (x.mean(dim=1, keepdim=True) for x in (predictions, targets))
+    else:
+        raise ValueError(f"centroid {form!r}: known are others, split, all")
+    return 2 * (q - t).square().sum(dim=2).mean()
 
 
 def brownian_loss(embeddings: Tensor, directions: Tensor) -> Tensor:
@@ -110,6 +112,11 @@ def pair_distance(embeddings: Tensor) -> Tensor:
     """
     views = embeddings.shape[1]
     return image_spread(embeddings) * (2 * views / (views - 1))
+
+
+def centroid_distance(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared distance between the centroids of all views of an image in both networks. Both: (n, K, D)."""
+    return (predictions.mean(dim=1) - targets.mean(dim=1)).square().sum(dim=1).mean()
 
 
 def image_spread(embeddings: Tensor) -> Tensor:
