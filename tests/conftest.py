@@ -1,8 +1,11 @@
 """Shared by the tests: small real images on the disk, and the command in a process of its own."""
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -37,17 +40,44 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
-def command(*words, **options) -> subprocess.CompletedProcess:
-    """`python -m antipode ...` in a process of its own, with one thread."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"} | options.pop("env", {})
+def command(*words, cwd=None, env=None, preexec_fn=None) -> subprocess.CompletedProcess:
+    """`antipode ...` in a process of its own, with one thread: a fork of one that has imported torch already
+    (warm_command.py), or with a preexec_fn one that begins from nothing."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"} | (env or {})
+    arguments = [str(word) for word in words]
+    if preexec_fn is None:
+        return warm_command()(arguments, environment, os.fspath(cwd or os.getcwd()))
     return subprocess.run(
-        [sys.executable, "-m", "antipode", *map(str, words)],
+        [sys.executable, "-m", "antipode", *arguments],
         capture_output=True,
         text=True,
         env=environment,
+        cwd=cwd,
         timeout=240,
-        **options,
+        preexec_fn=preexec_fn,
     )
+
+
+@cache
+def warm_command():
+    """What runs the command in forks of one process, which ends with the tests: its input is closed then."""
+    forks = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("warm_command.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert forks.stdin and forks.stdout
+
+    def run(words: list[str], env: dict[str, str], cwd: str) -> subprocess.CompletedProcess:
+        with tempfile.NamedTemporaryFile("r") as stdout, tempfile.NamedTemporaryFile("r") as stderr:
+            asked = {"words": words, "env": env, "cwd": cwd, "stdout": stdout.name, "stderr": stderr.name}
+            print(json.dumps(asked), file=forks.stdin, flush=True)
+            status = int(forks.stdout.readline())
+            return subprocess.CompletedProcess(words, status, stdout.read(), stderr.read())
+
+    return run
 
 
 def interpret_kernels(file: str) -> None:
