@@ -21,7 +21,7 @@ from antipode.evaluation.knn import check_temperature
 from antipode.evaluation.labelled import listed_part, stratified_fraction
 from antipode.evaluation.linear import PROTOCOLS, LinearProtocol, count_classes
 from antipode.evaluation.subject import Split, Subject
-from antipode.evaluation.svm import SvmProtocol, check_marks, require_scikit_learn, svm
+from antipode.evaluation.svm import VOC2007, check_marks, require_scikit_learn, svm
 
 TRANSFER = ("inaturalist2018", "places205")  # data with rows of PROTOCOLS that are named after them
 FEW = 0.03  # a share of labels nearer to 1 % than to 10 %: the encoder is frozen
@@ -160,9 +160,8 @@ def judge_svm(subject: Subject, train: Images, test: Images, seed: int) -> Verdi
     asked = subject.split(replace(test, labels=test_marks))
     features, marks = subject.labelled(known, "features to train on")
     queries, truth = subject.labelled(asked, "features to judge")
-    rules = SvmProtocol()
     show = subject.progress("machines", len(classes))
-    found = svm(features, marks, queries, truth, classes, rules, seed=seed, progress=show)
+    found = svm(features, marks, queries, truth, classes, VOC2007, seed=seed, progress=show)
     value = {"mAP": float(np.mean(found.eleven_points)), "mAP_area": float(np.mean(found.area))}
     if not test.multi_label:
         value["top1"] = 100 * float(np.mean(found.scores.argmax(1) == truth.argmax(1)))
@@ -171,7 +170,7 @@ def judge_svm(subject: Subject, train: Images, test: Images, seed: int) -> Verdi
         for name, cost, eleven, area in zip(classes, found.costs, found.eleven_points, found.area, strict=True)
     }
     about = {"mAP": "VOC 2007: precision at 11 recalls", "mAP_area": "VOC 2010: area under precision by recall"}
-    return Verdict(value, {**asdict(rules), **about, "per_class": per_class}, known, asked)
+    return Verdict(value, {**asdict(VOC2007), **about, "per_class": per_class}, known, asked)
 
 
 def numbered(images: Images) -> tuple[str, ...]:

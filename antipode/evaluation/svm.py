@@ -30,6 +30,9 @@ class SvmProtocol:
     positive_weight: float = 2.0  # of an image that shows the class; one that does not weighs 1
 
 
+VOC2007 = SvmProtocol()
+
+
 @dataclass(frozen=True)
 class SvmResult:
     """Each class's chosen cost and its average precision by either rule, in percent; scores (N, C) of test images."""
@@ -46,7 +49,7 @@ def svm(
     test: Tensor,
     test_marks: np.ndarray,
     classes: Sequence[str],
-    protocol: SvmProtocol = SvmProtocol(),  # noqa: B008 (frozen)
+    protocol: SvmProtocol = VOC2007,
     *,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
