@@ -78,6 +78,10 @@ def test_places205_in_both_places(tmp_path, folder):
     (tmp_path / folder / "a/alley/4.jpg").unlink()
     with pytest.raises(UsageError, match=r"val_places205.csv lists images that are not there"):
         open_images(f"places205={tmp_path}", "val")
+    (tmp_path / "trainvalsplit_places205" / "val_places205.csv").write_text("a/alley/4.jpg 1\n")
+    save(tmp_path / folder / "a/alley/4.jpg")
+    with pytest.raises(UsageError, match=r"numbered from 0 without a gap, but class 0 has no image"):
+        open_images(f"places205={tmp_path}", "val")
     with pytest.raises(UsageError, match=r"there is no .*train_places205.csv.*The layout"):
         open_images(f"places205={tmp_path / 'none'}")
 
@@ -103,7 +107,7 @@ def test_places365(places365):
 
 def test_incomplete_places365_is_refused(places365):
     (places365 / "places365_val.txt").write_text("Places365_val_00000001.jpg 3\n")
-    with pytest.raises(UsageError, match=r"places365_val.txt.*\[3\] are not known"):
+    with pytest.raises(UsageError, match=r"places365_val.txt.*classes \[3\] are not among"):
         open_images(f"places365={places365}", "val")
     (places365 / "places365_val.txt").write_text("Places365_val_00000001.jpg\n")
     with pytest.raises(UsageError, match=r"places365_val.txt, line 1: a name and a number"):

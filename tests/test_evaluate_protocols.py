@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import write_images, write_labelled
+from PIL import Image
 
 import antipode
 from antipode.cli import main
@@ -133,6 +136,23 @@ def test_svm_of_one_label_an_image(run, capsys):
     assert result["constants"]["positive_weight"] == 2 and result["constants"]["folds"] == 3
 
 
+@pytest.mark.parametrize("protocol", ["linear", "finetune", "svm"])
+def test_a_class_that_was_never_taught_is_refused(protocol, tmp_path):
+    """Shards may name other classes in either split; images of the last one look like those of the first."""
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+    for split, classes in (("train", 2), ("val", 3)):
+        with tarfile.open(tmp_path / f"{split}.tar", "w") as tar:
+            for number in range(12):
+                label, image = number % classes, io.BytesIO()
+                Image.fromarray(np.uint8(pixels // (1 + label % 2))).save(image, "png")
+                for ending, content in ((".png", image.getvalue()), (".cls", str(label).encode())):
+                    entry = tarfile.TarInfo(f"{number:03d}{ending}")
+                    entry.size = len(content)
+                    tar.addfile(entry, io.BytesIO(content))
+    with pytest.raises(UsageError, match=r"classes that the training images lack: \[2\]"):
+        antipode.evaluate("random", protocol=protocol, data=f"tar={tmp_path}", **RANDOM)
+
+
 def several_labels(count: int = 60) -> Images:
     """A class for each colour channel: shown where that channel is bright, sometimes not to be judged by."""
     draws = np.random.default_rng(0)
@@ -190,6 +210,8 @@ def test_what_a_protocol_does_not_take_is_refused(run, capsys):
         (["transfer", "--as", "places"], "Did you mean places205"),
         (["finetune", "--encoder-lr", "-1"], "at least 0"),
         (["finetune", "--lr", "0"], "greater than 0"),
+        (["linear", "--lr", "nan"], "greater than 0"),
+        (["semi", "--fraction", "0.5", "--encoder-lr", "inf"], "at least 0"),
         (["finetune", "--batch-size", "0"], "batch_size: given 0"),
     ):
         assert main(["evaluate", str(trained.path), "--data", str(data), "--protocol", *words]) == 2, words

@@ -168,6 +168,9 @@ def test_parts_of_an_epoch_are_equal() -> None:
 
     finetune(Counting(), stripes(33, 0), stripes(4, 1), SEEN, replace(QUICK, epochs=1))
     assert sizes == [11, 11, 11]  # not 16, 16 and 1
+    sizes.clear()
+    finetune(Counting(), stripes(5, 0), stripes(4, 1), SEEN, replace(QUICK, epochs=1, batch_size=2))
+    assert sizes == [3, 2]  # not 2, 2 and 1: one image has no batch statistics
 
 
 def test_groups_of_norms_belong_to_pre_training() -> None:

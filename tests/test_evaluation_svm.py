@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import average_precision_score
 from sklearn.model_selection import PredefinedSplit, cross_val_score
 from sklearn.svm import LinearSVC
 
@@ -42,6 +43,19 @@ def test_precision_at_a_recall_is_the_best_at_that_or_a_higher_one() -> None:
     curve = ranked(np.array([3.0, 2, 1]), np.array([False, True, True]))
     assert eleven_point_average(*curve) == pytest.approx(2 / 3)
     assert area_average(*curve) == pytest.approx(2 / 3)
+
+
+def test_equal_scores_have_no_order() -> None:
+    """Of six images, half of them shown, the first four score alike: whatever their order, precisions are those of
+    the blocks, 2/4, 3/5 and 3/6. The area without interpolation, 1/3 * 2/4 + ..., is scikit-learn's."""
+    scores = np.array([1.0, 1, 1, 1, 0.5, 0])
+    for shown in ([1, 1, 0, 0, 1, 0], [0, 0, 1, 1, 1, 0], [0, 1, 0, 1, 1, 0]):
+        precision, recall = ranked(scores, np.array(shown, bool))
+        assert precision == pytest.approx([2 / 4, 3 / 5, 3 / 6]) and recall == pytest.approx([2 / 3, 1, 1])
+        steps = np.sum(precision * np.diff(recall, prepend=0.0))
+        assert steps == pytest.approx(average_precision_score(shown, scores))
+        assert area_average(precision, recall) == pytest.approx(3 / 5)
+    assert area_average(*ranked(np.zeros(4), np.array([True, False, False, False]))) == 1 / 4  # knows nothing: chance
 
 
 def test_ten_shown_meet_the_eleven_recalls_exactly() -> None:

@@ -70,8 +70,12 @@ def _listed(
     require_files(folder, names, source)
     classes = classes_of(names, labels)
     strange = np.setdiff1d(labels, list(classes))
-    if len(strange) or sorted(classes) != list(range(len(classes))):
-        raise UsageError(f"{source}: the classes should be numbered from 0; {strange[:5].tolist()} are not known.")
+    if len(strange):
+        raise UsageError(f"{source}: classes {strange[:5].tolist()} are not among those that have a name.")
+    missing = np.setdiff1d(np.arange(max(classes) + 1), list(classes))
+    if len(missing) or min(classes) < 0:
+        what = f"class {missing[0]} has no image" if len(missing) else f"there is a class {min(classes)}"
+        raise UsageError(f"{source}: the classes should be numbered from 0 without a gap, but {what}.")
     return images_in_files(folder, name, names, labels, tuple(classes[number] for number in sorted(classes)))
 
 

@@ -167,8 +167,8 @@ class Tuner:
             weight_decay=protocol.weight_decay,
             fused=self.device.type == "cuda" or None,
         )
-        # Equal parts: batch statistics of a few images left over would be poor.
-        steps = math.ceil(len(indices) / protocol.batch_size)
+        # Equal parts: batch statistics of a few images left over would be poor, and one image has none.
+        steps = max(1, min(math.ceil(len(indices) / protocol.batch_size), len(indices) // 2))
         for epoch in range(protocol.epochs):
             for group, rate in zip(optimizer.param_groups, (trial.lr, trial.encoder_lr), strict=True):
                 group["lr"] = rate * protocol.factor(epoch)

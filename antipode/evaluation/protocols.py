@@ -6,6 +6,7 @@ here are what a user may ask of it.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -72,7 +73,7 @@ def judge_linear(
     """augment: the faithful form, with fresh views in every epoch."""
     rules = adapted(PROTOCOLS, row, lr, epochs)
     known, asked = subject.classified(train, "training"), subject.classified(test, "test")
-    count_classes(*(class_numbers(split.images.labels, split.images.name) for split in (known, asked)))
+    refuse_unknown_classes(known.images, asked.images)
     chosen = subject.linear(known, asked, rules, seed, augment).chosen
     constants = {**asdict(rules), "row": row, "augment": augment, "chosen_lr": chosen.lr}
     return Verdict(tops(chosen.top1, chosen.top5), constants, known, asked)
@@ -155,6 +156,8 @@ def judge_svm(subject: Subject, train: Images, test: Images, seed: int) -> Verdi
     require_scikit_learn()
     classes = train.classes or numbered(train)
     train_marks, test_marks = (marks_of(each, classes, which) for each, which in ((train, "training"), (test, "test")))
+    if not (train.multi_label or test.multi_label):
+        refuse_unknown_classes(train, test)
     check_marks(train_marks, test_marks, classes)
     known = subject.split(replace(train, labels=train_marks))
     asked = subject.split(replace(test, labels=test_marks))
@@ -171,6 +174,11 @@ def judge_svm(subject: Subject, train: Images, test: Images, seed: int) -> Verdi
     }
     about = {"mAP": "VOC 2007: precision at 11 recalls", "mAP_area": "VOC 2010: area under precision by recall"}
     return Verdict(value, {**asdict(VOC2007), **about, "per_class": per_class}, known, asked)
+
+
+def refuse_unknown_classes(train: Images, test: Images) -> None:
+    """Images of a class that was never taught cannot be judged right."""
+    count_classes(*(class_numbers(images.labels, images.name) for images in (train, test)))
 
 
 def numbered(images: Images) -> tuple[str, ...]:
@@ -211,8 +219,8 @@ def adapted(rows: dict[str, Rules], row: str, lr: Sequence[float] | None, epochs
 
 
 def positive(field: str, rates: Sequence[float], or_zero: bool = False) -> tuple[float, ...]:
-    if not rates or min(rates) < 0 or (min(rates) == 0 and not or_zero):
-        allowed = "at least 0 (0 freezes)" if or_zero else "greater than 0"
+    if not rates or not all(0 < rate < math.inf or (rate == 0 and or_zero) for rate in rates):
+        allowed = "numbers of at least 0 (0 freezes)" if or_zero else "numbers greater than 0"
         raise UsageError(f"{field}: given {list(rates)}; rates must be {allowed}.")
     return tuple(rates)
 

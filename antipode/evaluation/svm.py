@@ -133,9 +133,12 @@ def stratified_folds(marks: np.ndarray, folds: int, draws: torch.Generator) -> n
 
 
 def ranked(scores: np.ndarray, shown: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Precision and recall (N,) among the best 1, 2, .. N scores; shown: (N,) bool. Equal scores stay in order."""
-    hits = np.cumsum(shown[np.argsort(-scores, kind="stable")])
-    return hits / np.arange(1, len(hits) + 1), hits / hits[-1]
+    """Precision and recall (t,) of what scores at least as much as the best, the next best .. and the last of t
+    different scores; shown: (N,) bool. So the order in which equal scores come does not count."""
+    order = np.argsort(-scores)
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)
+    hits = np.cumsum(shown[order])
+    return hits[ends] / (ends + 1), hits[ends] / hits[-1]
 
 
 def eleven_point_average(precision: np.ndarray, recall: np.ndarray) -> float:
