@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -204,6 +204,7 @@ def fill(module: nn.Module, tensors: dict[str, Tensor], name: str) -> None:
         found = {key: value for key, value in part(tensors, prefix).items() if key in wanted}
         counters = {key for key in wanted if key.endswith("num_batches_tracked")}
         if found.keys() | counters >= wanted.keys():
+            refuse_lost_statistics(part(tensors, prefix).keys() - wanted.keys(), wanted.keys(), name)
             try:
                 module.load_state_dict(found, strict=False)
                 return
@@ -214,6 +215,17 @@ def fill(module: nn.Module, tensors: dict[str, Tensor], name: str) -> None:
         f"{name} does not fit the backbone: {len(missing)} of {len(wanted)} weights are missing, "
         f"{missing[0]} among them."
     )
+
+
+def refuse_lost_statistics(unused: Set[str], wanted: Set[str], name: str) -> None:
+    """Weights that were trained under batch norm compute something else under a norm that has no statistics."""
+    norms = [key.removesuffix("running_mean") for key in unused if key.endswith("running_mean")]
+    lost = sorted(norm for norm in norms if f"{norm}weight" in wanted)
+    if lost:
+        raise UsageError(
+            f"{name} does not fit the backbone: it has batch norms ({lost[0].removesuffix('.')} and {len(lost) - 1} "
+            "others) where the backbone has another norm. Use --norm batch, or begin without these weights."
+        )
 
 
 def initialise(backbone: nn.Module, init: str, channels: int) -> None:

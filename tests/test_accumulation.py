@@ -154,7 +154,7 @@ def test_keys_are_encoded_in_passes_as_small_as_a_part():
         ({"method": "moco-v2", "bn_groups": 2, "uniformity_weight": 1}, ["uniformity_weight", "all images"]),
         ({"method": "byol", "joint_statistics": True}, ["joint_statistics"]),
         ({"method": "byol"}, ["the whole batch", "--bn-groups", "multiple of 2", "--norm"]),
-        ({"method": "byol", "norm": "layer"}, ["the whole batch", "--head-norm"]),
+        ({"method": "byol", "norm": "layer", "head_norm": "batch"}, ["the whole batch", "--head-norm"]),
         ({"method": "supervised", "class_count": 2}, ["the whole batch"]),
         ({"method": "moco-v2", "bn_groups": 1}, ["the whole batch"]),
         ({"method": "moco-v2", "bn_groups": 3, "batch_size": 12}, ["3 groups", "multiple of 2"]),

@@ -283,12 +283,16 @@ def test_every_combination_that_the_readme_names_works_as_it_is():
         ({"backbone": "resnet-tiny", "stem": "imagenet"}, ["stem"]),
         ({"normalise": "half", "mean": "0,0,0", "std": "1,1,1"}, ["normalise"]),
         ({"head": "mlp", "head_norm": "layer"}, ["head_norm"]),
+        ({"method": "byol", "joint_statistics": True}, []),
+        ({"method": "byol", "joint_statistics": True, "norm": "layer"}, ["joint_statistics"]),
+        ({"method": "byol", "joint_statistics": True, "norm": "layer", "head_norm": "batch"}, []),
     ],
 )
 def test_a_setting_that_has_no_effect_is_noted_if_the_user_gave_it(fields, idle):
     notes = [note.partition(" has no effect: ")[0] for note in resolve(given(**fields)).notes if "no effect" in note]
     assert notes == idle
-    assert not resolve(given(method=fields.get("method", "moco-v2")), file=Layer("f", fields)).notes
+    from_file = resolve(given(method=fields.get("method", "moco-v2")), file=Layer("f", fields)).notes
+    assert not [note for note in from_file if "no effect" in note]
 
 
 def test_rules_about_settings_without_effect_name_real_fields():
@@ -355,6 +359,42 @@ def test_a_choice_between_numbers_is_taken_as_text():
 )
 def test_more_negatives_than_there_are_is_said(fields, note):
     assert any(said.startswith(note) for said in resolve(given(**fields)).notes)
+
+
+@pytest.mark.parametrize(
+    ("fields", "losses"),
+    [
+        ({"method": "byol"}, []),
+        ({"method": "msbreg", "view_count": 2, "singular_weight": 0, "brownian_weight": 0}, []),
+        ({"method": "msbreg"}, ["centroids", "singular_loss", "brownian_loss"]),
+        ({"method": "moco-v2", "brownian_weight": 0.1, "uniformity_weight": 1}, ["brownian_loss"]),
+        ({"method": "supervised"}, []),
+    ],
+)
+def test_a_run_says_of_what_the_formula_is_reconstructed(fields, losses):
+    resolved = resolve(given(**fields))
+    assert resolved.config.reconstructed == losses
+    told = [note for note in resolved.notes if "reconstructed from MSBReg's supplement" in note]
+    assert told == ([f"{' and '.join(losses)}: {told[0].partition(': ')[2]}"] if losses else [])
+
+
+def test_heads_have_the_norm_of_the_backbone_unless_they_are_given_one():
+    for method in ("byol", "simo"):
+        resolved = resolve(given(method=method, norm="layer"))
+        assert resolved.config.head_norm == "layer" and resolved.origins["head_norm"] == "norm layer"
+        assert resolve(given(method=method, norm="layer", head_norm="batch")).config.head_norm == "batch"
+        assert resolve(given(method=method, head_norm="layer")).config.norm == "batch"
+    assert resolve(given(method="supervised", norm="layer")).config.norm == "layer"
+
+
+def test_msbregs_heads_are_as_wide_as_the_supplement_says_for_the_backbone():
+    def heads(count, **fields):
+        config = resolve(given(method="msbreg", data="./photos", **fields), facts=Facts(count, 300, True)).config
+        return config.backbone, config.hidden, config.dim
+
+    assert heads(2_000) == ("resnet18", 512, 128) and heads(100_000) == ("resnet50", 2048, 256)
+    assert heads(100_000, backbone="resnet18") == ("resnet18", 512, 128)
+    assert heads(2_000, backbone="resnet50", dim=64) == ("resnet50", 2048, 64)
 
 
 def test_few_images_have_few_negatives_that_weigh_as_their_queue():

@@ -1,6 +1,7 @@
 """What the configuration says of MSBReg's losses is what a step computes, and K views cost one decode."""
 
 import copy
+import json
 
 import numpy as np
 import pytest
@@ -126,3 +127,12 @@ def test_k_views_share_one_decode(tmp_path):
     two = reads(2, epochs=1)
     assert reads(2, epochs=3) - two == 2 * 32  # the training's reads are among them: two batches of 16 an epoch
     assert reads(7, epochs=1) == two
+
+
+def test_results_say_which_losses_are_reconstructed(tmp_path):
+    torch.set_num_threads(1)
+    usual = SMALL | {"backbone": "resnet-tiny", "lr": 0.01, "epochs": 1, "device": "cpu", "tensorboard": False}
+    for method, told in (("byol", None), ("msbreg", ["centroids", "singular_loss", "brownian_loss"])):
+        run = antipode.pretrain(method, data=Counting(40).pictures, out=tmp_path / method, **usual)
+        (result,) = json.loads((run.path / "results.json").read_text())
+        assert result.get("reconstructed") == told

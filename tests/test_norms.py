@@ -13,17 +13,15 @@ from antipode.errors import UsageError
 from antipode.modules import norms
 from antipode.modules.backbones import TINY, StemConv, build_backbone
 from antipode.modules.heads import projection_head
-from antipode.modules.names import NORMS
-from antipode.modules.norms import (
+from antipode.modules.image_norms import (
     StandardisedConv,
     StandardisedLinear,
     StandardisedStemConv,
-    groups_of,
-    part_batch_norms,
-    split_groups,
     standardised,
     use_norm,
 )
+from antipode.modules.names import NORMS
+from antipode.modules.norms import groups_of, part_batch_norms, split_groups
 
 EXACT = {"rtol": 0, "atol": 1e-12}  # float64, a few hundred terms
 
@@ -159,6 +157,10 @@ def test_what_has_no_batch_norm_is_refused_and_nothing_is_left_to_group() -> Non
     with pytest.raises(ValueError, match="known are batch, layer"):
         use_norm(projection_head("mlp-bn", 8, 4), "instance")
     head = projection_head("mlp-bn", 8, 4)
+    mixed = nn.Sequential(nn.BatchNorm2d(4), nn.BatchNorm3d(4))
+    with pytest.raises(UsageError, match="the network has BatchNorm3d, whose place it cannot take"):
+        use_norm(mixed, "layer")
+    assert type(mixed[0]) is nn.BatchNorm2d  # not one of two
     use_norm(head, "layer")
     with pytest.raises(UsageError, match="no BatchNorm to group"):
         part_batch_norms(head, 4)

@@ -114,7 +114,7 @@ def test_msbreg_has_its_supplements_settings(data, wanted, rate):
     probabilities = {"jitter": 0.8, "grey": 0.2, "blur": 1.0, "solarise": 0.2, "flip": 0.5}
     strengths = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1}
     assert_has(rules, probabilities | strengths)
-    assert rules.crop_scale is not None and rules.crop_ratio[0] < 1 < rules.crop_ratio[1]
+    assert rules.crop_scale == (0.08, 1.0) and rules.crop_ratio[0] < 1 < rules.crop_ratio[1]  # BYOL's crop
 
 
 def numbers(text):

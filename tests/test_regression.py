@@ -354,17 +354,6 @@ def test_rates_follow_the_papers_rules():
     assert rate("msbreg", "imagenet", lr=0.7) == 0.7
 
 
-def test_msbreg_has_the_supplements_settings():
-    config = resolve(Layer("test", {"method": "msbreg", "data": "imagenet100=x"})).config
-    assert (config.optimizer, config.weight_decay, config.warmup_epochs, config.epochs) == ("lars", 1e-5, 10, 320)
-    assert (config.backbone, config.hidden, config.dim) == ("resnet18", 512, 128)
-    assert (config.singular_weight, config.brownian_weight, config.decays_norms) == (0.004, 0.5, False)
-    (rules,) = policies(config)
-    assert rules.describe() == (
-        "crop 0.08-1, jitter 0.4/0.4/0.2/0.1 p 0.8, grey p 0.2, blur 0.1-2 p 1, solarise 0.5 p 0.2, flip p 0.5"
-    )
-
-
 def test_byols_views_are_not_made_alike():
     first, second = policies(resolve(Layer("test", {"method": "byol", "data": "imagenet=x"})).config)
     assert ((first.blur, first.solarise), (second.blur, second.solarise)) == ((1.0, 0.0), (0.1, 0.2))

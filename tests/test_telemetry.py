@@ -23,12 +23,25 @@ def test_a_healthy_run_is_left_in_peace():
     [
         ({"feature_deviation": 0.01}, ["collapse", "0.010", "--lr"]),
         ({"effective_rank": 1.1}, ["collapse", "1.1", "--lr"]),
+        ({"effective_rank": 2.6, "feature_deviation": 0.18}, ["collapse", "in a few directions", "2.6", "0.180"]),
         ({"wait_share": 0.6}, ["starving", "60%", "antipode pack", "--workers"]),
     ],
 )
 def test_what_is_wrong_is_named_with_the_number_that_shows_it_and_what_to_do(sign, said):
     (warning,) = warnings(HEALTHY | sign, 256)
     assert all(part in warning for part in said)
+
+
+def test_few_directions_are_a_collapse_only_where_the_images_hardly_differ_and_are_many():
+    few = {"effective_rank": 3.3, "feature_deviation": 0.57}
+    assert list(warnings(HEALTHY | few, 256)) == []
+    assert list(warnings(HEALTHY | few | {"feature_deviation": 0.2}, 8)) == []
+
+
+def test_forces_are_advised_to_methods_that_can_have_them():
+    collapsed = HEALTHY | {"feature_deviation": 0.01}
+    assert "--singular-weight" in next(warnings(collapsed, 256))
+    assert "--singular-weight" not in next(warnings(collapsed, 256, forces=False))
 
 
 def test_two_images_always_lie_on_a_line():

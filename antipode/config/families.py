@@ -80,9 +80,16 @@ class Config(RunningFields, OptimisationFields, ModelFields, ViewFields, DataFie
         return False
 
     @property
+    def reconstructed(self) -> list[str]:
+        """The losses in use whose formula is no paper's own."""
+        return []
+
+    @property
     def notes(self) -> list[str]:
         """What a person should know of these settings before the run starts."""
-        return []
+        if not self.reconstructed:
+            return []
+        return [f"{' and '.join(self.reconstructed)}: reconstructed from MSBReg's supplement, which has no formula."]
 
 
 class EmbeddingConfig(DispersionFields, EmbeddingFields, Config):
@@ -94,6 +101,10 @@ class EmbeddingConfig(DispersionFields, EmbeddingFields, Config):
             if self.accumulate > 1 and getattr(self, name):
                 raise ValueError(f"accumulate: the loss of {name} compares all images of a batch: it must come at once")
         return self
+
+    @property
+    def reconstructed(self) -> list[str]:
+        return [f"{name}_loss" for name in ("singular", "brownian") if getattr(self, f"{name}_weight")]
 
 
 class ContrastiveConfig(MixingFields, JointFields, ContrastiveFields, EmbeddingConfig):
@@ -135,7 +146,7 @@ class ContrastiveConfig(MixingFields, JointFields, ContrastiveFields, EmbeddingC
     def notes(self) -> list[str]:
         in_batch = 2 * self.batch_size - 2 if self.both_views else self.batch_size - 1
         at_hand = self.queue_size if self.negatives_from == "queue" else in_batch
-        found = []
+        found = super().notes
         if self.negatives is not None and self.negatives > at_hand:
             found.append(f"negatives: {self.negatives} asked for, and all {at_hand} at hand are taken.")
         if self.mixes and self.mixing_warmup >= self.epochs:
@@ -158,6 +169,10 @@ class RegressionConfig(RegressionFields, EmbeddingConfig):
                 "accumulate: with joint_statistics the views share the statistics of one batch: it must come at once"
             )
         return self
+
+    @property
+    def reconstructed(self) -> list[str]:
+        return [*(["centroids"] if self.view_count > 2 else []), *super().reconstructed]
 
     @property
     def learning_rate(self) -> float:

@@ -115,7 +115,7 @@ class EmbeddingFields(Section):
     )
     hidden: Count | None = Field(None, description="width of the mlp head; default: as wide as the features")
     dim: Count = Field(128, description="dimensions of the embedding")
-    head_norm: Norm = Field("batch", description="norm of the heads that have one")
+    head_norm: Norm = Field("batch", description="norm of the heads that have one; default: the backbone's")
     key_momentum: Probability = Field(0.999, description="how slowly the slow copy follows, at first")
     momentum_schedule: Literal["constant", "cosine"] = Field(
         "constant", description="cosine: key_momentum grows to 1 over the run (BYOL)"
@@ -125,7 +125,9 @@ class EmbeddingFields(Section):
 class DispersionFields(Section):
     """Forces that spread embeddings, for any loss of embeddings (MSBReg; reconstructed from its supplement)"""
 
-    singular_weight: NotNegative = Field(0.0, description="lambda_s, of the singular value loss")
+    singular_weight: NotNegative = Field(
+        0.0, description="lambda_s, of the singular value loss; nuclear pushes as the root of a step's images x views"
+    )
     singular_form: Literal["nuclear", "gram", "correlation"] = Field("nuclear", description="form of that loss")
     brownian_weight: NotNegative = Field(0.0, description="lambda_b, of the Brownian loss: a random force")
     brownian_per_view: bool = Field(False, description="a force for each view, not for each image")

@@ -49,6 +49,7 @@ IDLE = (
     Idle(("singular_form",), lambda c: c.singular_weight == 0, "singular_weight is 0"),
     Idle(("brownian_per_view",), lambda c: c.brownian_weight == 0, "brownian_weight is 0"),
     Idle(("brownian_per_view",), one_view, "the loss moves one view of an image"),
+    Idle(("joint_statistics",), lambda c: "batch" not in (c.norm, c.head_norm), "no norm looks at more than one image"),
     Idle(("lr_per_view",), lambda c: c.lr is not None, "lr is given"),
     Idle(("normalise",), lambda c: c.mean is not None, "mean and std are given"),
     Idle(("blur_sigma",), lambda c: c.blur == 0, "blur is 0"),

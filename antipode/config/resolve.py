@@ -164,6 +164,8 @@ def resolve(given: Layer, *, file: Layer | None = None, facts: Facts | None = No
         config = laid()
     if isinstance(config, ContrastiveConfig) and config.negatives is not None and "queue_size" not in named:
         layers.append(Layer(f"{config.negatives} negatives", {"queue_size": max(config.negatives, config.batch_size)}))
+    if config.norm != "batch" and "head_norm" in known and "head_norm" not in named:
+        layers.append(Layer(f"norm {config.norm}", {"head_norm": config.norm}))
     layers.append(Layer(f"shortened to fit {config.epochs} epochs", shortened(config, named)))
     _, origins = merge([*layers, *user])
     config = laid(provisional=recipe is None and facts is None)

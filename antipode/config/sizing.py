@@ -38,6 +38,7 @@ def sized(facts: Facts, method: Patch, given: Mapping[str, Any]) -> Patch:
       and they weigh as such a queue. What is mixed is at most a quarter of it, and with the query a 32nd.
     - On a GPU few images are seen more often: 800 epochs of 500 images down to 100 of a million; on a CPU the
       run is held to about 200,000 images.
+    - MSBReg's heads are 512 and 128 wide on a small backbone, as its supplement has it for ResNet-18.
     - The slow copy of a short run must be quicker, or it never leaves its starting point.
 
     What a family has no field for is left out by the caller.
@@ -59,11 +60,13 @@ def sized(facts: Facts, method: Patch, given: Mapping[str, Any]) -> Patch:
     queue_size = power_of_two(count / 2, min(batch_size, 65536), 65536)
     groups = next(n for n in range(max(1, batch_size // 32), 0, -1) if batch_size % n == 0)
     few = ("negatives", "alpha") if "negatives" in method else ()
+    narrow = "brownian_weight" in method and given.get("backbone", backbone) in ("resnet18", "resnet-tiny")
     return {
         "image_size": image_size,
         "backbone": backbone,
         "stem": "small" if small else "imagenet",
         "views": f"{method['views']}-small" if small else method["views"],
+        **({"hidden": 512, "dim": 128} if narrow else {}),
         "epochs": epochs,
         "batch_size": batch_size,
         "queue_size": queue_size,

@@ -16,7 +16,8 @@ from antipode.methods.regression import Regression
 from antipode.methods.supervised import Supervised
 from antipode.modules.backbones import build_backbone, feature_dim
 from antipode.modules.heads import projection_head
-from antipode.modules.norms import batch_norms, part_batch_norms, use_norm
+from antipode.modules.image_norms import use_norm
+from antipode.modules.norms import batch_norms, part_batch_norms
 from antipode.modules.queue import KeyQueue
 from antipode.objectives.mixing import Mixing
 from antipode.randomness import generator, stream

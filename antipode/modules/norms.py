@@ -1,4 +1,4 @@
-"""Norms: batch normalisation over parts of the batch or over the batch of all ranks, and norms without a batch.
+"""Batch normalisation over parts of the batch, or over the batch of all ranks.
 
 MoCo hides which images share batch statistics by shuffling the keys over the GPUs. On one device the same is
 had by normalising contiguous groups of the batch separately, with the keys permuted; R groups on one device
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import TypeGuard, TypeVar
 
 import torch
@@ -20,8 +19,6 @@ from torch.nn import functional as F
 
 from antipode.distributed import gather_with_gradient, world
 from antipode.errors import UsageError
-from antipode.modules.backbones import StemConv
-from antipode.modules.names import NORMS
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 Part = TypeVar("Part")
@@ -221,80 +218,13 @@ def batch_norms(module: nn.Module) -> list[tuple[nn.Module, str, BatchNorm]]:
         (parent, name, child)
         for parent in module.modules()
         for name, child in parent.named_children()
-        if _is_batch_norm(child)
+        if is_batch_norm(child)
     ]
 
 
-def _is_batch_norm(module: nn.Module) -> TypeGuard[BatchNorm]:
+def is_batch_norm(module: nn.Module) -> TypeGuard[BatchNorm]:
     return type(module) is nn.BatchNorm1d or type(module) is nn.BatchNorm2d
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[BatchNorm]:
-    return _is_batch_norm(module) and module.affine and module.track_running_stats and module.momentum is not None
-
-
-def use_norm(module: nn.Module, name: str, groups: int = 32) -> None:
-    """Give a network another norm than batch normalisation, in place; the parameters stay, under their names.
-
-    batch: nothing changes. layer: each image is normalised over all its channels and places. group: over its places
-    and each of `groups` parts of its channels (Wu & He); where the channels do not divide so, over as many parts as
-    divide both. standardised: group, and the layers before the norms have standardised weights (Qiao et al.), which is
-    how the authors do without batches. A vector has no places, and a part of it too few numbers: it is normalised as
-    a whole (layer) in each case.
-    """
-    if name not in NORMS:
-        raise ValueError(f"norm {name!r}: known are {', '.join(NORMS)}")
-    if name == "batch":
-        return
-    found = batch_norms(module)
-    if not found:
-        raise UsageError(
-            f"norm: given {name}, but the network has no BatchNorm to put it in the place of. Use batch, or a network "
-            "or head with BatchNorm."
-        )
-    if name == "standardised":
-        standardise_weights(module)
-    for parent, place, norm in found:
-        parts = 1 if name == "layer" else math.gcd(groups, norm.num_features)
-        other = (
-            nn.LayerNorm(norm.num_features, eps=norm.eps)
-            if isinstance(norm, nn.BatchNorm1d)
-            else nn.GroupNorm(parts, norm.num_features, eps=norm.eps)
-        )
-        other.weight, other.bias = norm.weight, norm.bias  # None where it has none
-        setattr(parent, place, other)
-
-
-def standardise_weights(module: nn.Module) -> None:
-    """Standardise, in place, the weights of each layer that stands right before a batch norm: the scale that this
-    takes from its outputs, the norm takes anyway. Other layers, such as a head's last, keep theirs."""
-    leaves = [leaf for leaf in module.modules() if not list(leaf.children())]
-    for layer, norm in pairwise(leaves):
-        if type(layer) in STANDARDISED and _is_batch_norm(norm):
-            layer.__class__ = STANDARDISED[type(layer)]  # the same layer and parameters, with another forward
-
-
-def standardised(weight: Tensor) -> Tensor:
-    """(O, ...): each output's weights with mean 0 and variance 1."""
-    return F.layer_norm(weight, weight.shape[1:])
-
-
-class StandardisedLinear(nn.Linear):
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, standardised(self.weight), self.bias)
-
-
-class StandardisedConv(nn.Conv2d):
-    def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(x, standardised(self.weight), self.bias)
-
-
-class StandardisedStemConv(StandardisedConv, StemConv):
-    """The stem's own way of convolving, with standardised weights."""
-
-
-STANDARDISED: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Linear: StandardisedLinear,
-    nn.Conv2d: StandardisedConv,
-    StemConv: StandardisedStemConv,
-}
+    return is_batch_norm(module) and module.affine and module.track_running_stats and module.momentum is not None

@@ -27,7 +27,7 @@ def centroid_loss(predictions: Tensor, targets: Tensor, form: str = "others") ->
         q, t = (torch.stack([x[:, :half].mean(1), x[:, half:].mean(1)], dim=1) for x in (predictions, targets))
         t = t.flip(1)
     elif form == "all":
-        q, t = (x.mean(dim=1, keepdim=True) for x in (predictions, targets))
+        return 2 * centroid_distance(predictions, targets)
     else:
         raise ValueError(f"centroid {form!r}: known are others, split, all")
     return 2 * (q - t).square().sum(dim=2).mean()

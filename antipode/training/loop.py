@@ -265,7 +265,8 @@ class Training:
         record |= {name: round(value, 6) for name, value in spread(embedding).items()}
         log.write(record)
         listener.line(record)
-        for warning in warnings(record, len(embedding)):
+        forces = "singular_weight" in type(self.config).model_fields
+        for warning in warnings(record, len(embedding), forces):
             listener.warn(warning)
 
     def due(self) -> bool:

@@ -165,5 +165,5 @@ def summarise(
             f"collapsed: the features of different images lie on a line or in a point (effective rank "
             f"{value['effective_rank']:.1f}, deviation {deviation:.3f} where 1 is an even spread): this backbone has "
             "learnt nothing of use. metrics.jsonl says when it happened; train anew with a lower --lr, more "
-            "--warmup-epochs, --singular-weight or --brownian-weight."
+            "--warmup-epochs, batch norm or --singular-weight."
         )

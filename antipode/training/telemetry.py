@@ -22,6 +22,7 @@ from antipode.objectives.geometry import effective_rank, evenness, feature_devia
 STARVING = 0.3  # share of the time spent waiting for data
 COLLAPSED_DEVIATION = 0.05
 COLLAPSED_RANK = 1.5
+NARROW_DEVIATION, NARROW_RANK = 0.25, 4.0  # both: most directions are lost, and the rest hardly differ
 LOOKED_AT = 256  # embeddings of more dimensions than this
 SETTLING_STEPS = 50  # a fresh network looks collapsed
 
@@ -151,22 +152,32 @@ def diverged(what: str, step: int, last_good: str) -> Diverged:
     )
 
 
-def warnings(record: dict[str, Any], images: int) -> Iterator[str]:
-    """What is wrong with the numbers of a line, and what to do about it. images: of the batch."""
+def warnings(record: dict[str, Any], images: int, forces: bool = True) -> Iterator[str]:
+    """What is wrong with the numbers of a line, and what to do about it. images: of the batch; forces: whether the
+    method could have some."""
     if record["step"] < SETTLING_STEPS:
         return
     deviation, rank = record["feature_deviation"], record["effective_rank"]
-    if deviation < COLLAPSED_DEVIATION or (rank < COLLAPSED_RANK and images > 2):  # two always lie on a line
-        what = "different images get nearly the same embedding" if deviation < COLLAPSED_DEVIATION else (
-            "the embeddings of different images lie nearly on a line"
-        )  # fmt: skip
+    if what := collapse(deviation, rank, images):
+        spread_them = "spread them by --singular-weight, " if forces else ""
         yield (
             f"collapse: {what} (deviation {deviation:.3f} where 1 is an even spread, effective rank {rank:.1f}). Lower "
-            "--lr, add --warmup-epochs, spread them by --singular-weight or --brownian-weight, or check that the "
-            "images differ."
+            f"--lr, add --warmup-epochs, {spread_them}use batch norm (--norm, --head-norm), or check that the images "
+            "differ."
         )
     if record["wait_share"] > STARVING:
         yield (
             f"starving: {record['wait_share']:.0%} of the time went into waiting for images. `antipode pack` the data "
             "(with --size to shrink large photos), give more --workers, or use --resident true if memory allows."
         )
+
+
+def collapse(deviation: float, rank: float, images: int) -> str:
+    """What has collapsed, in words; empty if nothing has. Two images always lie on a line."""
+    if deviation < COLLAPSED_DEVIATION:
+        return "different images get nearly the same embedding"
+    if rank < COLLAPSED_RANK and images > 2:
+        return "the embeddings of different images lie nearly on a line"
+    if deviation < NARROW_DEVIATION and rank < NARROW_RANK < images / 4:
+        return "the embeddings of different images lie close together, in a few directions"
+    return ""
