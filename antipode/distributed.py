@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from antipode.errors import AntipodeError
+
 PATIENCE = timedelta(minutes=30)  # how long a rank waits for the others: rank 0 may evaluate meanwhile
 
 
@@ -45,6 +47,13 @@ def process_group() -> Iterator[None]:
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
     try:
         yield
+    except RuntimeError as error:
+        if isinstance(error, dist.DistError) or "gloo" in str(error):
+            raise AntipodeError(
+                "another process died, or can no longer be reached; torchrun names the first that failed. --resume "
+                "goes on from the last checkpoint."
+            ) from error
+        raise
     finally:
         dist.destroy_process_group()
 

@@ -7,15 +7,18 @@ from collections.abc import Iterable
 
 
 class AntipodeError(Exception):
-    """Something failed on the way. The command prints the message and exits with status 1."""
+    """Something failed on the way. The command prints the message and exits with status 1. of_all: of several
+    processes all fail alike, so that one says it for all."""
 
     exit_status = 1
+    of_all = False
 
 
 class UsageError(AntipodeError):
     """A mistake in what was asked: configuration, arguments, data that is not there. Exit status 2."""
 
     exit_status = 2
+    of_all = True
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

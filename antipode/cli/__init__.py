@@ -60,13 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def complain(error: BaseException) -> int:
-    """Say what went wrong in words a person can act on. What all ranks were asked wrongly, the first says alone."""
+    """Say what went wrong in words a person can act on. What all ranks would say, the first says alone."""
     rank = os.environ.get("RANK", "0") if "LOCAL_RANK" in os.environ else "0"
     who = "antipode" if rank == "0" else f"antipode, rank {rank}"
-    if isinstance(error, UsageError) and rank != "0":
-        return error.exit_status
     if isinstance(error, AntipodeError):
-        print(f"{who}: {error}", file=sys.stderr)
+        if rank == "0" or not error.of_all:
+            print(f"{who}: {error}", file=sys.stderr)
         return error.exit_status
     if isinstance(error, KeyboardInterrupt):
         print(f"{who}: interrupted", file=sys.stderr)

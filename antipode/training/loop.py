@@ -34,6 +34,8 @@ from antipode.training.telemetry import Listener, Log, Meter, check_finite, chec
 class Stopped(AntipodeError):
     """The run was asked to stop, saved itself and can be resumed."""
 
+    of_all = True
+
 
 @dataclass(frozen=True)
 class Plan:
