@@ -110,7 +110,10 @@ def draw(results: Sequence[Result]) -> Figure:
             panel.plot(x[-1], y[-1], "o", color=colour(place), markersize=8)
     of = "one class" if results[0]["positives"] == "class" else "two views of an image"
     epochs = sorted({result["checkpoints"][-1]["epoch"] for result in results})
-    for panel, title in zip(axes, (f"positives: {of}; {results[0]['features']}", f"epoch {epochs[-1]}"), strict=False):
+    first = min(result["checkpoints"][0]["epoch"] for result in results)
+    way = f"\nepochs {first} to {epochs[-1]}, the last large" if first < epochs[-1] else f"\nepoch {epochs[-1]}"
+    titles = (f"positives: {of}; {results[0]['features']}{way}", f"epoch {epochs[-1]}")
+    for panel, title in zip(axes, titles, strict=False):
         panel.margins(0.18)
         panel.set_xlabel("- uniformity (right: more even)")
         panel.set_ylabel("- alignment (up: positives nearer)")

@@ -171,7 +171,7 @@ PANELS: Sequence[tuple[str, str, dict[str, tuple[str, str]]]] = (
     ("proxy task", "keys above all negatives in %",
      {"proxy": ("o-", "real negatives"), "proxy_synthetic": ("^--", "and synthetic ones")}),
     ("false negatives among the top", "of the query's class in %",
-     {"false_negatives": ("o-", "among the top"), "chance": (":", "among all")}),
+     {"false_negatives": ("o-", "among the top"), "chance": ("s:", "among all")}),
     ("parents of synthetic negatives", "of the query's class in %",
      {"one_false": ("^--", "one or both"), "both_false": ("s-", "both")}),
 )  # fmt: skip

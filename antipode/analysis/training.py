@@ -33,7 +33,10 @@ PANELS: Sequence[tuple[str, dict[str, tuple[str, str]]]] = (
     ("uniformity of embeddings", {"uniformity": ("-", "")}),
     ("effective rank of embeddings", {"effective_rank": ("-", "")}),
     ("smallest over largest singular value", {"evenness": ("-", "")}),
-    ("loss", {"loss": ("-", "")}),
+    ("loss", {"loss": ("-", "the method's own"), "total_loss": ("--", "and forces")}),
+    ("forces, with their weights",
+     {"singular_loss": ("-", "singular values"), "brownian_loss": ("--", "Brownian"),
+      "uniformity_loss": (":", "uniformity")}),
     ("k-NN accuracy in %", {"knn": ("-", "")}),
 )  # fmt: skip
 CURVES = tuple(name for _, lines in PANELS for name in lines)
