@@ -50,6 +50,7 @@ def test_text_from_the_command_line_means_what_python_values_mean():
     [
         ({"nesterov": True, "optimizer": "lars"}, ["nesterov", "sgd"]),
         ({"quee_size": 3}, ["quee_size", "no such field", "queue_size"]),
+        ({"out": "runs/x"}, ["no such field", "--out is an option of the command alone"]),
         ({"temperature": -1}, ["temperature", "-1", "greater than 0"]),
         ({"optimizer": "adam"}, ["optimizer", "'adam'", "'adamw' or 'lars'"]),
         ({"epochs": "many"}, ["epochs", "'many'", "a whole number"]),

@@ -107,7 +107,8 @@ def explain(error: ValidationError, method: str = "") -> str:
             others = " and ".join(families_of(name))
             lines.append(f"{name}: it is a field of {others} methods; {method} is a {family_of(method)} method.")
         elif problem["type"] == "extra_forbidden":
-            lines.append(f"{name}: there is no such field.{nearest(name, FIELDS)}")
+            option = f" --{name} is an option of the command alone." if name in ("out", "resume", "config") else ""
+            lines.append(f"{name}: there is no such field.{option or nearest(name, FIELDS)}")
         elif problem["type"] == "missing":
             lines.append(f"{name}: it must be given.")
         elif not name:
