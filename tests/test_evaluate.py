@@ -130,7 +130,39 @@ def test_places_that_cannot_be_written_are_refused_before_anything_is_computed(r
 
 def test_embedding_is_backbone_and_head(run):
     trained, data = run
-    assert antipode.embed(trained, data=data, features="embedding").features.shape == (81, 128)
+    assert antipode.embed(trained, data=data, features="embedding").features.shape == (80, 128)
+
+
+def test_images_that_cannot_be_read_are_left_out_of_features_and_named(run, tmp_path):
+    trained, data = run
+    readable = sorted(str(path.relative_to(data)) for path in data.rglob("*.png") if path.stem != "bad")
+    for file in (tmp_path / "f.npz", tmp_path / "f.parquet"):
+        done = command("embed", trained.path, "--data", data, "--out", file, "--duplicates", "0.01", "--device", "cpu")
+        assert "80 images, 64 features each, 1 left out\n" in done.stdout
+        assert "bad.png" not in done.stdout and "red/bad.png: not in a format" in done.stderr
+    with np.load(tmp_path / "f.npz") as saved:
+        assert sorted(saved["names"]) == readable and np.isfinite(saved["features"]).all()
+        assert [str(saved["classes"][label]) for label in saved["labels"]] == [n.split("/")[0] for n in saved["names"]]
+    assert pq.read_table(tmp_path / "f.parquet")["name"].to_pylist() == np.load(tmp_path / "f.npz")["names"].tolist()
+    found = antipode.embed(trained, data=data, duplicates=0.01, device="cpu")
+    first, second, cosine = found.duplicates[0]
+    assert torch.cosine_similarity(found.features[first], found.features[second], dim=0).item() == pytest.approx(cosine)
+    assert len(found.names) == 80 and list(found.broken) == ["red/bad.png"]
+
+
+class Dazzled(torch.nn.Module):
+    def forward(self, images):
+        means = images.mean((2, 3))
+        return torch.where(means > 1, torch.nan, means)
+
+
+def test_images_without_finite_features_are_left_out_and_named():
+    arrays = np.zeros((9, 16, 16, 3), np.uint8)
+    arrays[4] = 255
+    found = antipode.embed(Dazzled(), data=arrays, image_size=16, device="cpu")
+    assert len(found.names) == 8 and found.features.isfinite().all()
+    ((name, why),) = found.broken.items()
+    assert name not in found.names and "no finite features" in why
 
 
 def test_one_name_in_two_splits_is_two_images(tmp_path, run):

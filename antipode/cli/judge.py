@@ -202,7 +202,8 @@ def run_embed(options: argparse.Namespace) -> None:
         options.what, data=options.data, split=options.split, out=options.out, neighbours=options.neighbours,
         duplicates=options.duplicates, **backbone_options(options),
     )  # fmt: skip
-    print(f"{len(found.names):,} images, {found.features.shape[1]} features each")
+    missing = f", {len(found.broken):,} left out" if found.broken else ""
+    print(f"{len(found.names):,} images, {found.features.shape[1]} features each{missing}")
     for path in (options.out, options.neighbours):
         if path:
             print(f"wrote {path}")
