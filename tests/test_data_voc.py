@@ -152,8 +152,14 @@ def test_what_needs_one_label_an_image_says_so(devkit, tmp_path):
     assert images.multi_label and not open_images("shapes=20x8").multi_label
     with pytest.raises(UsageError, match=r"A pack takes one label an image; .* several of its 20 classes"):
         pack({"train": images}, tmp_path / "p")
-    with pytest.raises(UsageError, match="A choice of classes takes one label an image"):
-        open_images(f"voc2007={devkit}", classes=["dog"])
+
+
+def test_chosen_classes_keep_their_marks_and_all_images(devkit):
+    images = open_images(f"voc2007={devkit}", classes=["person", "car"])
+    assert images.names == [f"{name}.jpg" for name in MARKS["trainval"]] and images.classes == ("person", "car")
+    assert images.labels.tolist() == [[0, -1], [-1, 1], [1, -1]]
+    with pytest.raises(UsageError, match=r"no class 'persn'. Did you mean person"):
+        open_images(f"voc2007={devkit}", classes=["persn"])
 
 
 def test_incomplete_folders_are_refused(devkit, tmp_path):

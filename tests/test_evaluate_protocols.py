@@ -168,6 +168,16 @@ def test_svm_of_several_labels_an_image():
     assert result["constants"]["mAP"].startswith("VOC 2007") and len(result["constants"]["costs"]) > 10
 
 
+def test_svm_leaves_out_classes_that_are_not_chosen():
+    images = several_labels()
+    images.labels[:, 1] = -1  # cannot be learnt
+    asked = {"protocol": "svm", "data": images, "holdout": 0.3, "image_size": 8, "device": "cpu"}
+    with pytest.raises(UsageError, match=r"show 'g' .* leave the class out \(--classes\)"):
+        antipode.evaluate("pixels", **asked)
+    result = antipode.evaluate("pixels", classes=["b", "r"], **asked)
+    assert list(result["constants"]["per_class"]) == ["b", "r"] and sum(result["images"].values()) == 60
+
+
 def test_svm_reads_voc(tmp_path):
     folder = tmp_path / "VOCdevkit" / "VOC2007"
     (folder / "ImageSets" / "Main").mkdir(parents=True)
