@@ -113,7 +113,7 @@ def judge_semi(
     if (fraction is None) == (labelled is None):
         raise UsageError("semi: give one of --fraction SHARE (0.01 and 0.1 are usual) and --labelled FILE.")
     if labelled is not None:
-        part = listed_part(train, labelled)
+        part = listed_part(train, test, labelled)
     else:
         assert fraction is not None
         part = stratified_fraction(train, fraction, seed)
