@@ -129,7 +129,9 @@ def test_the_transfer_rows_are_the_supplements():
 def test_svm_of_one_label_an_image(run, capsys):
     trained, data = run
     assert main(["evaluate", str(trained.path), "--protocol", "svm", "--data", str(data)]) == 0
-    assert "mAP" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "mAP" in printed.out
+    assert "warning few images: these numbers are of 20.\n" in printed.err  # one image is no share of a precision
     result = last_result(trained)
     assert set(result["value"]) == {"mAP", "mAP_area", "top1"} and result["value"]["top1"] > 80  # red or blue
     assert set(result["constants"]["per_class"]) == {"red", "blue"}
@@ -160,6 +162,16 @@ def several_labels(count: int = 60) -> Images:
     pixels = (100 + 60 * marks[:, None, None, :] + draws.integers(-20, 20, (count, 8, 8, 3))).astype(np.uint8)
     marks[::10] = 0
     return Images("bright", [str(n) for n in range(count)], marks, ("r", "g", "b"), lambda n: pixels[n])
+
+
+def test_pixels_have_nothing_to_train_but_the_classifier(run, capsys):
+    words = ["evaluate", "pixels", "--image-size", "8", "--data", str(run[1]), "--protocol", "finetune"]
+    words += ["--epochs", "1"]
+    assert main(words) == 0
+    assert "with a learning rate of 0.05, the encoder frozen" in capsys.readouterr().out
+    assert main([*words, "--encoder-lr", "0"]) == 0
+    assert main([*words, "--encoder-lr", "0,0.1"]) == 2
+    assert "encoder_lr: given [0.0, 0.1], but nothing in raw pixels can be trained" in capsys.readouterr().err
 
 
 def test_svm_of_several_labels_an_image():

@@ -153,7 +153,8 @@ def print_result(result: dict[str, Any]) -> None:
     if (judged := result["images"]["test"]) < FEW:
         from antipode.terminal import warn
 
-        warn(f"few images: these numbers are of {judged}, of which one is {100 / judged:.2g} %.")
+        share = "" if "mAP" in result["value"] else f", of which one is {100 / judged:.2g} %"  # of an accuracy
+        warn(f"few images: these numbers are of {judged}{share}.")
 
 
 def rates_of(constants: dict[str, Any]) -> str:
