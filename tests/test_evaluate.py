@@ -40,6 +40,18 @@ def test_the_runs_own_split_is_judged_and_broken_images_are_told(run):
     assert done.returncode == 0 and "bad.png" in done.stderr
 
 
+def test_the_classes_that_were_judged_and_the_share_of_the_largest_are_told(tmp_path):
+    """Who answers the largest class alone has its share: of 6 readable images 4."""
+    for split, counts in (("train", {"a": 4, "b": 4, "c": 4}), ("val", {"a": 4, "b": 2})):
+        for name, count in counts.items():
+            write_images(tmp_path / split / name, count, seed=count)
+    (tmp_path / "val" / "b" / "bad.png").write_bytes(b"no image")
+    done = command("evaluate", "pixels", "--image-size", "8", "--data", tmp_path, "--protocol", "knn")
+    assert "%\n  2 classes in the test images, the largest with 66.7 %\n" in done.stdout
+    result = antipode.evaluate("pixels", image_size=8, data=tmp_path, protocol="knn")
+    assert (result["classes"], result["largest_class"]) == (2, 66.67)
+
+
 def test_too_many_neighbours_are_refused_before_anything_is_computed(run):
     trained, data = run
     with pytest.raises(UsageError, match="1 to 57"):
@@ -60,7 +72,8 @@ def test_words_that_mean_nothing_are_refused(run):
 @pytest.mark.parametrize(
     ("what", "settings", "said"),
     [
-        ("run", {"bogus": 1}, "bogus: there is no such setting"),
+        ("run", {"bogus": 1}, "bogus: there is no such setting. Of knn: k, temperature. Of weights: backbone, stem"),
+        ("run", {"holdut": 0.2}, "no such setting. Did you mean holdout"),
         ("run", {"backbone": "resnet18"}, "backbone: given 'resnet18', but .* has 'resnet-tiny'"),
         ("random", {"image_sise": 32}, "Did you mean image_size"),
         ("random", {"image_size": 0}, "image_size: given 0"),

@@ -134,7 +134,7 @@ def test_svm_of_one_label_an_image(run, capsys):
     assert "warning few images: these numbers are of 20.\n" in printed.err  # one image is no share of a precision
     result = last_result(trained)
     assert set(result["value"]) == {"mAP", "mAP_area", "top1"} and result["value"]["top1"] > 80  # red or blue
-    assert set(result["constants"]["per_class"]) == {"red", "blue"}
+    assert set(result["constants"]["per_class"]) == {"red", "blue"} and result["classes"] == 2
     assert result["constants"]["positive_weight"] == 2 and result["constants"]["folds"] == 3
 
 
@@ -177,6 +177,7 @@ def test_pixels_have_nothing_to_train_but_the_classifier(run, capsys):
 def test_svm_of_several_labels_an_image():
     result = antipode.evaluate("pixels", protocol="svm", data=several_labels(), holdout=0.3, image_size=8, device="cpu")
     assert set(result["value"]) == {"mAP", "mAP_area"} and result["value"]["mAP"] > 95  # the pixels say it
+    assert "classes" not in result
     assert result["constants"]["mAP"].startswith("VOC 2007") and len(result["constants"]["costs"]) > 10
 
 

@@ -149,6 +149,9 @@ def print_result(result: dict[str, Any]) -> None:
         print(f"  {name:<8} {value:.2f} %")
     if rates := rates_of(result["constants"]):
         print(f"  with a learning rate of {rates}")
+    if classes := result.get("classes"):
+        number = "1 class" if classes == 1 else f"{classes:,} classes"
+        print(f"  {number} in the test images, the largest with {result['largest_class']:.1f} %")
     print_broken(result.get("broken", {}))
     if (judged := result["images"]["test"]) < FEW:
         from antipode.terminal import warn
