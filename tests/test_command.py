@@ -298,6 +298,13 @@ def test_preview_writes_a_picture(photos, tmp_path):
     refused(command("data", "preview", photos, "--out", tmp_path / "p.png", "--views", "moco"), "moco", "Did you mean")
 
 
+def test_preview_names_the_images_that_cannot_be_read(photos, tmp_path):
+    (photos / "0007.png").write_bytes(b"not an image")
+    done = command("data", "preview", photos, "--out", tmp_path / "p.png", "--images", "60", "--count", "1")
+    assert done.returncode == 0 and (tmp_path / "p.png").exists()
+    assert "1 image could not be read:\n  0007.png: not in a format" in done.stderr
+
+
 def test_preview_shows_views_that_are_not_made_alike(photos, tmp_path):
     done = command("data", "preview", photos, "--out", tmp_path / "p.png", "--views", "byol", "--images", "2")
     assert done.returncode == 0, done.stderr

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import sys
+
 import numpy as np
+import pytest
 
 from antipode.report.contact_sheet import GAP, MARGIN, PAPER, contact_sheet
 
@@ -41,3 +44,20 @@ def test_captions_are_written_in_their_own_column_however_long() -> None:
         top = MARGIN + r * (48 + GAP)
         assert ink[top : top + 48].any()
         assert not ink[top + 48 : top + 48 + GAP].any()
+
+
+def captioned(text: str) -> bytes:
+    return contact_sheet([[flat(8, 8, 0, 0, 0)]], [text]).tobytes()
+
+
+def test_letters_beyond_ascii_are_written_where_a_font_has_them() -> None:
+    pytest.importorskip("matplotlib")
+    sheets = {text: captioned(text) for text in ("caf?", "cafe", "café", "cafж", "cafя")}
+    assert len(set(sheets.values())) == 5  # what a font lacks, it writes alike
+    assert captioned("cafe\N{COMBINING ACUTE ACCENT}") == sheets["café"]  # as macOS spells names
+
+
+def test_without_such_a_font_accents_are_left_out_and_other_letters_are_question_marks(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert captioned("Crème brûlée №.jpg") == captioned("Creme brulee No.jpg")
+    assert captioned("日本 ж.jpg") == captioned("?? ?.jpg")

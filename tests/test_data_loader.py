@@ -82,10 +82,18 @@ def test_too_many_broken_images_are_an_error_that_names_them(form):
     assert len(use(0.01)) == 1  # three may be, of however few
     assert len(use(0.1, broken=(2, 9, 11, 20))) == 1
     for share, broken in ((0.0, (2,)), (0.075, (2, 9, 11, 20))):  # none, and 3 of 40
-        with pytest.raises(AntipodeError, match=rf"(?s)at most {round(40 * share)} of 40.*p\d+: .*--max-broken"):
+        count = "1 broken image" if share == 0 else "4 broken images"
+        said = rf"(?s){count} found, where at most {round(40 * share)} of 40.*p\d+: .*--max-broken"
+        with pytest.raises(AntipodeError, match=said):
             use(share, broken)
-    with pytest.raises(AntipodeError, match="40 broken images"):
-        use(1.0, broken=range(40))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_where_no_image_can_be_read_the_error_says_so(form):
+    for share, count in ((1.0, 40), (0.01, 2)):  # of 2 images, 3 may be broken
+        with pytest.raises(AntipodeError, match=rf"(?s)pictures: no image of {count} could be read:\n  p0: disk gone"):
+            loader = Loader(images(range(count), ARRAYS[:count]), workers=2, max_broken=share, **form)
+            batches(loader, list(range(count)))
 
 
 def test_the_memory_at_hand_decides_whether_images_stay(monkeypatch):

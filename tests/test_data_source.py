@@ -197,6 +197,10 @@ def test_data_that_is_not_there_or_cannot_be_learned_from_is_refused(tmp_path):
         open_images(tmp_path / "single")
     with pytest.raises(UsageError, match="single image"):
         open_images(tmp_path / "single" / "1.png")
+    save(tmp_path / "single" / "2.png")
+    with pytest.raises(UsageError, match=r"has 2 images, of which .* 0.1 leaves a single one to learn from \(.\.png\)"):
+        open_images(tmp_path / "single")
+    assert len(open_images(tmp_path / "single", holdout=0)) == 2
     (tmp_path / "weights.bin").write_bytes(bytes(5000))
     with pytest.raises(UsageError, match="neither a folder"):
         open_images(tmp_path / "weights.bin")

@@ -40,6 +40,18 @@ def test_the_runs_own_split_is_judged_and_broken_images_are_told(run):
     assert done.returncode == 0 and "bad.png" in done.stderr
 
 
+def test_the_classes_that_were_judged_and_the_share_of_the_largest_are_told(tmp_path):
+    """Who answers the largest class alone has its share: of 6 readable images 4."""
+    for split, counts in (("train", {"a": 4, "b": 4, "c": 4}), ("val", {"a": 4, "b": 2})):
+        for name, count in counts.items():
+            write_images(tmp_path / split / name, count, seed=count)
+    (tmp_path / "val" / "b" / "bad.png").write_bytes(b"no image")
+    done = command("evaluate", "pixels", "--image-size", "8", "--data", tmp_path, "--protocol", "knn")
+    assert "%\n  2 classes in the test images, the largest with 66.7 %\n" in done.stdout
+    result = antipode.evaluate("pixels", image_size=8, data=tmp_path, protocol="knn")
+    assert (result["classes"], result["largest_class"]) == (2, 66.67)
+
+
 def test_too_many_neighbours_are_refused_before_anything_is_computed(run):
     trained, data = run
     with pytest.raises(UsageError, match="1 to 57"):
@@ -60,7 +72,8 @@ def test_words_that_mean_nothing_are_refused(run):
 @pytest.mark.parametrize(
     ("what", "settings", "said"),
     [
-        ("run", {"bogus": 1}, "bogus: there is no such setting"),
+        ("run", {"bogus": 1}, "bogus: there is no such setting. Of knn: k, temperature. Of weights: backbone, stem"),
+        ("run", {"holdut": 0.2}, "no such setting. Did you mean holdout"),
         ("run", {"backbone": "resnet18"}, "backbone: given 'resnet18', but .* has 'resnet-tiny'"),
         ("random", {"image_sise": 32}, "Did you mean image_size"),
         ("random", {"image_size": 0}, "image_size: given 0"),
@@ -130,7 +143,39 @@ def test_places_that_cannot_be_written_are_refused_before_anything_is_computed(r
 
 def test_embedding_is_backbone_and_head(run):
     trained, data = run
-    assert antipode.embed(trained, data=data, features="embedding").features.shape == (81, 128)
+    assert antipode.embed(trained, data=data, features="embedding").features.shape == (80, 128)
+
+
+def test_images_that_cannot_be_read_are_left_out_of_features_and_named(run, tmp_path):
+    trained, data = run
+    readable = sorted(str(path.relative_to(data)) for path in data.rglob("*.png") if path.stem != "bad")
+    for file in (tmp_path / "f.npz", tmp_path / "f.parquet"):
+        done = command("embed", trained.path, "--data", data, "--out", file, "--duplicates", "0.01", "--device", "cpu")
+        assert "80 images, 64 features each, 1 left out\n" in done.stdout
+        assert "bad.png" not in done.stdout and "red/bad.png: not in a format" in done.stderr
+    with np.load(tmp_path / "f.npz") as saved:
+        assert sorted(saved["names"]) == readable and np.isfinite(saved["features"]).all()
+        assert [str(saved["classes"][label]) for label in saved["labels"]] == [n.split("/")[0] for n in saved["names"]]
+    assert pq.read_table(tmp_path / "f.parquet")["name"].to_pylist() == np.load(tmp_path / "f.npz")["names"].tolist()
+    found = antipode.embed(trained, data=data, duplicates=0.01, device="cpu")
+    first, second, cosine = found.duplicates[0]
+    assert torch.cosine_similarity(found.features[first], found.features[second], dim=0).item() == pytest.approx(cosine)
+    assert len(found.names) == 80 and list(found.broken) == ["red/bad.png"]
+
+
+class Dazzled(torch.nn.Module):
+    def forward(self, images):
+        means = images.mean((2, 3))
+        return torch.where(means > 1, torch.nan, means)
+
+
+def test_images_without_finite_features_are_left_out_and_named():
+    arrays = np.zeros((9, 16, 16, 3), np.uint8)
+    arrays[4] = 255
+    found = antipode.embed(Dazzled(), data=arrays, image_size=16, device="cpu")
+    assert len(found.names) == 8 and found.features.isfinite().all()
+    ((name, why),) = found.broken.items()
+    assert name not in found.names and "no finite features" in why
 
 
 def test_one_name_in_two_splits_is_two_images(tmp_path, run):

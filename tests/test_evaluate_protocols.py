@@ -129,10 +129,12 @@ def test_the_transfer_rows_are_the_supplements():
 def test_svm_of_one_label_an_image(run, capsys):
     trained, data = run
     assert main(["evaluate", str(trained.path), "--protocol", "svm", "--data", str(data)]) == 0
-    assert "mAP" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "mAP" in printed.out
+    assert "warning few images: these numbers are of 20.\n" in printed.err  # one image is no share of a precision
     result = last_result(trained)
     assert set(result["value"]) == {"mAP", "mAP_area", "top1"} and result["value"]["top1"] > 80  # red or blue
-    assert set(result["constants"]["per_class"]) == {"red", "blue"}
+    assert set(result["constants"]["per_class"]) == {"red", "blue"} and result["classes"] == 2
     assert result["constants"]["positive_weight"] == 2 and result["constants"]["folds"] == 3
 
 
@@ -162,10 +164,31 @@ def several_labels(count: int = 60) -> Images:
     return Images("bright", [str(n) for n in range(count)], marks, ("r", "g", "b"), lambda n: pixels[n])
 
 
+def test_pixels_have_nothing_to_train_but_the_classifier(run, capsys):
+    words = ["evaluate", "pixels", "--image-size", "8", "--data", str(run[1]), "--protocol", "finetune"]
+    words += ["--epochs", "1"]
+    assert main(words) == 0
+    assert "with a learning rate of 0.05, the encoder frozen" in capsys.readouterr().out
+    assert main([*words, "--encoder-lr", "0"]) == 0
+    assert main([*words, "--encoder-lr", "0,0.1"]) == 2
+    assert "encoder_lr: given [0.0, 0.1], but nothing in raw pixels can be trained" in capsys.readouterr().err
+
+
 def test_svm_of_several_labels_an_image():
     result = antipode.evaluate("pixels", protocol="svm", data=several_labels(), holdout=0.3, image_size=8, device="cpu")
     assert set(result["value"]) == {"mAP", "mAP_area"} and result["value"]["mAP"] > 95  # the pixels say it
+    assert "classes" not in result
     assert result["constants"]["mAP"].startswith("VOC 2007") and len(result["constants"]["costs"]) > 10
+
+
+def test_svm_leaves_out_classes_that_are_not_chosen():
+    images = several_labels()
+    images.labels[:, 1] = -1  # cannot be learnt
+    asked = {"protocol": "svm", "data": images, "holdout": 0.3, "image_size": 8, "device": "cpu"}
+    with pytest.raises(UsageError, match=r"show 'g' .* leave the class out \(--classes\)"):
+        antipode.evaluate("pixels", **asked)
+    result = antipode.evaluate("pixels", classes=["b", "r"], **asked)
+    assert list(result["constants"]["per_class"]) == ["b", "r"] and sum(result["images"].values()) == 60
 
 
 def test_svm_reads_voc(tmp_path):

@@ -21,6 +21,9 @@ def pictures(sizes: dict[str, int] = SIZES) -> Images:
     return Images("zoo", names, labels, tuple(sizes), lambda n: np.full((2, 2), n, np.uint16))
 
 
+NONE = pictures({})
+
+
 def test_a_fraction_is_stratified_reproducible_and_apart_from_the_rest() -> None:
     images = pictures()
     part = stratified_fraction(images, 0.1, seed=3)
@@ -54,7 +57,7 @@ def test_a_fraction_that_leaves_a_class_without_image_is_refused() -> None:
 def test_a_list_names_images_by_their_names_or_the_ends_of_them(tmp_path: Path) -> None:
     file = tmp_path / "few.txt"
     file.write_text("# a few\ncow/cow_007.png\n\ncat_199.png\tcat\ndog_000.png\n")
-    part = listed_part(pictures(), file)
+    part = listed_part(pictures(), NONE, file)
     assert part.names == ["cat/cat_199.png", "cow/cow_007.png", "dog/dog_000.png"]
     assert part.labels.tolist() == [0, 1, 2]
 
@@ -62,16 +65,24 @@ def test_a_list_names_images_by_their_names_or_the_ends_of_them(tmp_path: Path) 
 def test_a_list_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "few.txt"
     with pytest.raises(UsageError, match=r"no file .*few\.txt"):
-        listed_part(pictures(), file)
+        listed_part(pictures(), NONE, file)
     file.write_text("cat_000.png\nyak_000.png\ncow_000.png\ndog_000.png\n")
     with pytest.raises(UsageError, match=r"1 of the 4 images .* such as 'yak_000.png'.* like 'cat/cat_000.png'"):
-        listed_part(pictures(), file)
+        listed_part(pictures(), NONE, file)
     file.write_text("cat_000.png\ncow_000.png\n")
     with pytest.raises(UsageError, match=r"1 of 3 classes have no image in the list, 'dog' among them"):
-        listed_part(pictures(), file)
+        listed_part(pictures(), NONE, file)
     file.write_text("\n")
     with pytest.raises(UsageError, match="names no image"):
-        listed_part(pictures(), file)
+        listed_part(pictures(), NONE, file)
+
+
+def test_a_list_that_names_test_images_is_refused_as_such(tmp_path: Path) -> None:
+    file = tmp_path / "few.txt"
+    file.write_text("cat_000.png\nyak_000.png\ncow_000.png\nyak/yak_001.png\ndog_000.png\ngnu_000.png\n")
+    said = r"2 of the 6 images .* are test images of zoo, such as 'yak/yak_001.png': held out \(--holdout\)"
+    with pytest.raises(UsageError, match=said):
+        listed_part(pictures(), pictures({"yak": 5}), file)
 
 
 def test_a_name_that_may_be_two_images_is_refused(tmp_path: Path) -> None:
@@ -80,9 +91,9 @@ def test_a_name_that_may_be_two_images_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "few.txt"
     file.write_text("0.png\n")
     with pytest.raises(UsageError, match=r"'0.png', which may be 'cat/0.png' or 'dog/0.png'"):
-        listed_part(images, file)
+        listed_part(images, NONE, file)
     file.write_text("cat/0.png\ndog/0.png\n")
-    assert listed_part(images, file).names == names
+    assert listed_part(images, NONE, file).names == names
 
 
 def test_images_without_labels_or_with_several_are_refused() -> None:

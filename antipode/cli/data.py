@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from antipode.cli.command import add_command
+from antipode.cli.judge import print_broken
 
 
 def add_commands(commands: Any) -> None:
@@ -117,9 +118,10 @@ def run_data(options: argparse.Namespace) -> None:
 def run_preview(options: argparse.Namespace) -> None:
     from antipode.data.commands import preview
 
-    preview(options.data, options.out, views=options.views, image_size=options.image_size, images=options.images,
-            count=options.count, seed=options.seed)  # fmt: skip
+    broken = preview(options.data, options.out, views=options.views, image_size=options.image_size,
+                     images=options.images, count=options.count, seed=options.seed)  # fmt: skip
     print(f"wrote {options.out}")
+    print_broken(broken)
 
 
 def run_index(options: argparse.Namespace) -> None:

@@ -149,11 +149,15 @@ def print_result(result: dict[str, Any]) -> None:
         print(f"  {name:<8} {value:.2f} %")
     if rates := rates_of(result["constants"]):
         print(f"  with a learning rate of {rates}")
+    if classes := result.get("classes"):
+        number = "1 class" if classes == 1 else f"{classes:,} classes"
+        print(f"  {number} in the test images, the largest with {result['largest_class']:.1f} %")
     print_broken(result.get("broken", {}))
     if (judged := result["images"]["test"]) < FEW:
         from antipode.terminal import warn
 
-        warn(f"few images: these numbers are of {judged}, of which one is {100 / judged:.2g} %.")
+        share = "" if "mAP" in result["value"] else f", of which one is {100 / judged:.2g} %"  # of an accuracy
+        warn(f"few images: these numbers are of {judged}{share}.")
 
 
 def rates_of(constants: dict[str, Any]) -> str:
@@ -202,7 +206,8 @@ def run_embed(options: argparse.Namespace) -> None:
         options.what, data=options.data, split=options.split, out=options.out, neighbours=options.neighbours,
         duplicates=options.duplicates, **backbone_options(options),
     )  # fmt: skip
-    print(f"{len(found.names):,} images, {found.features.shape[1]} features each")
+    missing = f", {len(found.broken):,} left out" if found.broken else ""
+    print(f"{len(found.names):,} images, {found.features.shape[1]} features each{missing}")
     for path in (options.out, options.neighbours):
         if path:
             print(f"wrote {path}")

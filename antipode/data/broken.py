@@ -38,11 +38,14 @@ class BrokenImages:
             return dict(self._found[index] for index in sorted(self._found))
 
     def error(self) -> AntipodeError:
-        reasons = self.reasons()
-        first = "\n".join(f"  {name}: {reason}" for name, reason in list(reasons.items())[:5])
+        count = len(self._found)
+        first = "\n".join(f"  {name}: {reason}" for name, reason in list(self.reasons().items())[:5])
+        if count == self.total:
+            return AntipodeError(f"{self.data}: no image of {count} could be read:\n{first}\nMend or replace them.")
         return AntipodeError(
-            f"{self.data}: {len(reasons)} broken images found, where at most {self.allowed} of {self.total} may be:\n"
-            f"{first}\nMend or remove them, or allow a larger share with --max-broken (max_broken)."
+            f"{self.data}: {count} broken {'image' if count == 1 else 'images'} found, where at most {self.allowed} of "
+            f"{self.total} may be:\n{first}\n"
+            "Mend or remove them, or allow a larger share with --max-broken (max_broken)."
         )
 
 

@@ -52,15 +52,17 @@ def preview(
     images: int = 8,
     count: int = 8,
     seed: int = 0,
-) -> None:
-    """A contact sheet: each row an image and `count` of its views."""
+) -> dict[str, str]:
+    """A contact sheet: each row an image and `count` of its views. Returned are the images that could not be read, in
+    whose place others are shown: name -> why."""
     check_word("views", views, [*VIEWS, *POLICIES])
     for field, number in (("images", images), ("count", count)):
         if number < 1:
             raise UsageError(f"{field}: given {number}; it must be at least 1.")
     source = open_images(data, "train", holdout=0.0)
     chosen = torch.randperm(len(source), generator=generator(seed, "preview"))[:images]
-    _, canvas = next(Loader(source, resident=False).batches([chosen]))
+    loader = Loader(source, resident=False)
+    _, canvas = next(loader.batches([chosen]))
     size = image_size or min(224, int(torch.minimum(canvas.heights, canvas.widths).median()))
     made = [make_view(canvas, views, size, seed, number) for number in range(count)]
     rows = [[canvas.image(n), *(view[n] for view in made)] for n in range(len(canvas))]
@@ -69,6 +71,7 @@ def preview(
         contact_sheet(rows).save(out)
     except (OSError, ValueError) as error:
         raise UsageError(f"out: {out} cannot be written: {error}") from error
+    return loader.broken
 
 
 def make_view(canvas: Canvas, views: str, size: int, seed: int, number: int) -> np.ndarray:

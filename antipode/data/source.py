@@ -55,8 +55,14 @@ def open_images(
         raise UsageError(f"holdout is {holdout:g}: it must be at least 0 and below 1.")
     splits = open_splits(data)
     if len(splits) == 1:
-        (whole,) = splits.values()
-        images = hold_out(_several(whole()), split, holdout, seed)
+        (open_all,) = splits.values()
+        everything = _several(open_all())
+        images = hold_out(everything, split, holdout, seed)
+        if split == "train" and len(images) == 1:
+            raise UsageError(
+                f"{images.name} has {len(everything)} images, of which a held-out share of {holdout:g} leaves a single "
+                f"one to learn from ({images.names[0]}). Add images, or hold out fewer (--holdout)."
+            )
     elif split in splits:
         images = splits[split]()
     else:

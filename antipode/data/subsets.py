@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from antipode.data.images import Images, refuse_multi_label
+from antipode.data.images import Images
 from antipode.errors import UsageError, nearest
 from antipode.randomness import stream
 
@@ -33,15 +33,17 @@ def hold_out(images: Images, split: str, share: float, seed: int) -> Images:
 
 
 def keep_classes(images: Images, classes: Sequence[str]) -> Images:
-    """Only the images of these classes, labelled by their place in `classes`."""
+    """Only the images of these classes, labelled by their place in `classes`; where an image may show several, all
+    images, with the marks of these classes."""
     if images.labels is None or images.classes is None:
         raise UsageError(f"{images.name} has no labels, so classes cannot be chosen. Leave `classes` out.")
-    refuse_multi_label(images, "A choice of classes")
     wanted = tuple(dict.fromkeys(classes))
     label_of = {name: label for label, name in enumerate(images.classes)}
     for name in wanted:
         if name not in label_of:
             raise UsageError(f"{images.name} has no class {name!r}.{nearest(name, label_of)}")
+    if images.multi_label:  # one that shows none of them is an example of what they are not
+        return replace(images, labels=images.labels[:, [label_of[name] for name in wanted]], classes=wanted)
     relabel = np.full(len(images.classes), -1, np.int64)
     relabel[[label_of[name] for name in wanted]] = np.arange(len(wanted))
     labels = np.where(images.labels >= 0, relabel[images.labels], -1)

@@ -19,6 +19,7 @@ from antipode.devices import memory_errors, pick_device
 from antipode.errors import UsageError
 from antipode.evaluation.embedding import check_path, check_picture, near_duplicates, neighbour_sheet, save_features
 from antipode.evaluation.evaluate import MEMORY_ADVICE, check_classes, check_features, division
+from antipode.evaluation.inputs import usable_rows
 from antipode.evaluation.subject import Subject
 from antipode.loading import Spec, load
 from antipode.terminal import bars
@@ -26,7 +27,7 @@ from antipode.terminal import bars
 
 @dataclass(frozen=True)
 class Embedded:
-    """features (N, F) of the images with these names; NaN where an image could not be read."""
+    """features (N, F) of the images with these names; broken: the names of those that have none, and why."""
 
     features: Tensor
     names: Sequence[str]
@@ -50,11 +51,12 @@ def embed(
     max_broken: float | None = None,
     **architecture: Any,
 ) -> Embedded:
-    """Features of every image of `data`, or of one split of it, divided as `evaluate` divides it.
+    """Features of every image of `data`, or of one split of it, divided as `evaluate` divides it; images that cannot be
+    read are left out and named.
 
     out: also as a .npz or .parquet file. neighbours: a contact sheet of images and their nearest, as a picture
     file. duplicates: also pairs with at least this cosine. max_broken: the share of unreadable images that may be
-    skipped (default: the run's).
+    left out (default: the run's).
     """
     if out is not None:
         check_path(out)
@@ -73,17 +75,27 @@ def embed(
         subject = Subject(loaded, pick_device(device), batch_size, progress, max_broken)
         loader = subject.loader(images)
         found = subject.features(loader, "features")
+    rows = usable_rows(found)
+    kept = images.subset(rows.numpy())
+    usable = found if len(rows) == len(found) else found[rows]  # no copy of what may fill the memory
     meta = {"backbone": loaded.name, "epoch": loaded.epoch, "features": features, "data": str(images.name)}
     if out is not None:
-        save_features(out, found, images.names, images.labels, images.classes, meta)
+        save_features(out, usable, kept.names, kept.labels, kept.classes, meta)
     if neighbours is not None:
         try:
             Path(neighbours).parent.mkdir(parents=True, exist_ok=True)
             neighbour_sheet(loader, found, images.names).save(neighbours)
         except (OSError, ValueError) as error:
             raise UsageError(f"neighbours: {neighbours} cannot be written: {error}") from error
-    pairs = near_duplicates(found, duplicates) if duplicates is not None else []
-    return Embedded(found, images.names, pairs, loader.broken)
+    pairs = near_duplicates(usable, duplicates) if duplicates is not None else []
+    return Embedded(usable, kept.names, pairs, left_out(images, rows, loader.broken))
+
+
+def left_out(images: Images, rows: Tensor, broken: dict[str, str]) -> dict[str, str]:
+    """Why each image but those of `rows` has no features, by name."""
+    missing = np.setdiff1d(np.arange(len(images)), rows.numpy())
+    names = [images.names[index] for index in missing.tolist()]
+    return {name: broken.get(name, "the backbone gives no finite features for it") for name in names}
 
 
 def whole(data: Data) -> Images:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from antipode.data.images import Images
 from antipode.data.named import same_data
 from antipode.data.source import Data, open_images
 from antipode.devices import memory_errors, pick_device
-from antipode.errors import UsageError, check_word
+from antipode.errors import UsageError, check_word, nearest
 from antipode.evaluation.protocols import JUDGES
 from antipode.evaluation.subject import Subject
-from antipode.loading import Loaded, Spec, load
+from antipode.loading import ARCHITECTURE, Loaded, Spec, load
 from antipode.terminal import bars, warn
 
 MEMORY_ADVICE = "Lower --batch-size, or --image-size for what is no run."
@@ -56,7 +57,8 @@ def evaluate(
 
     holdout and max_broken are the run's own unless given, and so are the classes on the run's own data. architecture:
     backbone, stem, image_size, channels for what is no run. The result is returned and, for a run, added to its
-    results.json. Numbers are percent, of the last epoch.
+    results.json. Numbers are percent, of the last epoch; largest_class is the percentage of the largest of the test
+    images' classes.
     """
     check_word("protocol", protocol, JUDGES)
     check_features(features)
@@ -67,6 +69,7 @@ def evaluate(
     given = {name: value for name, value in settings.items() if value is not None}
     judge = JUDGES[protocol]
     refuse_others(protocol, judge, given)
+    refuse_unknown(protocol, judge, architecture)
     loaded = load(what, features=features, seed=seed, **architecture)
     holdout, classes = division(loaded, data, holdout, classes)
     with bars() as progress, memory_errors(MEMORY_ADVICE):
@@ -86,6 +89,7 @@ def evaluate(
         "features": features,
         "constants": {"holdout": holdout, "classes": classes, **verdict.constants},
         "images": {"train": verdict.train.readable, "test": verdict.test.readable},
+        **judged_classes(test, verdict.test.loader.broken),
         **({"broken": broken} if broken else {}),
     }
     if loaded.run is not None:
@@ -103,18 +107,40 @@ def several(value: Any) -> Any:
 
 def refuse_others(protocol: str, judge: Callable[..., Any], given: dict[str, Any]) -> None:
     """What is asked of a protocol that does not take it would otherwise be ignored in silence."""
-    known = keywords(judge)
     for name in given:
-        if name not in known:
-            called = {"row": "row (--as)"}
-            takes = ", ".join(called.get(each, each) for each in known) or "nothing of the kind"
-            raise UsageError(f"{called.get(name, name)}: protocol {protocol} does not take it; it takes {takes}.")
+        if name not in keywords(judge):
+            takes = listed(keywords(judge)) or "nothing of the kind"
+            raise UsageError(f"{listed([name])}: protocol {protocol} does not take it; it takes {takes}.")
+
+
+def refuse_unknown(protocol: str, judge: Callable[..., Any], architecture: Collection[str]) -> None:
+    """Said here with all that there is to ask: `load` knows what weights take, and nothing else."""
+    for name in architecture:
+        if name not in ARCHITECTURE:
+            raise UsageError(
+                f"{name}: there is no such setting.{nearest(name, [*keywords(evaluate), *ARCHITECTURE])} "
+                f"Of {protocol}: {listed(keywords(judge)) or 'nothing'}. Of weights: {listed(ARCHITECTURE)}."
+            )
+
+
+def listed(names: Collection[str]) -> str:
+    return ", ".join("row (--as)" if name == "row" else name for name in names)
 
 
 def keywords(function: Callable[..., Any]) -> list[str]:
     """What it takes by name alone: of a judge, what may be asked of its protocol."""
     parameters = inspect.signature(function).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+
+
+def judged_classes(test: Images, broken: Collection[str]) -> dict[str, Any]:
+    """How many classes the images that were judged have, and the percentage of the largest, which is right for whoever
+    answers nothing else; of one label an image."""
+    if test.labels is None or test.multi_label:
+        return {}
+    readable = np.array([name not in broken for name in test.names])
+    counts = np.unique(test.labels[readable], return_counts=True)[1]
+    return {"classes": len(counts), "largest_class": round(100 * float(counts.max() / counts.sum()), 2)}
 
 
 def check_features(features: str) -> None:

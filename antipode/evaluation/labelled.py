@@ -30,9 +30,9 @@ def stratified_fraction(images: Images, fraction: float, seed: int) -> Images:
     return part
 
 
-def listed_part(images: Images, path: str | os.PathLike[str]) -> Images:
+def listed_part(images: Images, test: Images, path: str | os.PathLike[str]) -> Images:
     """The images that a file names, one a line (and what follows a tab is left out): by the name they have here, or by
-    the end of it from a folder on, so that `n01440764_10026.JPEG` will do."""
+    the end of it from a folder on, so that `n01440764_10026.JPEG` will do. None of the test images is allowed."""
     file = Path(path)
     if not file.is_file():
         raise UsageError(f"labelled: there is no file {path}. It lists training images, one name a line.")
@@ -50,6 +50,12 @@ def listed_part(images: Images, path: str | os.PathLike[str]) -> Images:
         if line is not None:
             found[line] = index
     missing = sorted(wanted - found.keys())
+    judged = sorted({end for name in test.names for end in ends(name)}.intersection(missing))
+    if judged:
+        raise UsageError(
+            f"labelled: {len(judged)} of the {len(wanted)} images that {path} names are test images of {test.name}, "
+            f"such as {judged[0]!r}: held out (--holdout), or of its own val split. Take them off the list."
+        )
     if missing:
         raise UsageError(
             f"labelled: {len(missing)} of the {len(wanted)} images that {path} names are not among the training images "

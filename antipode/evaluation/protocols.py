@@ -113,7 +113,7 @@ def judge_semi(
     if (fraction is None) == (labelled is None):
         raise UsageError("semi: give one of --fraction SHARE (0.01 and 0.1 are usual) and --labelled FILE.")
     if labelled is not None:
-        part = listed_part(train, labelled)
+        part = listed_part(train, test, labelled)
     else:
         assert fraction is not None
         part = stratified_fraction(train, fraction, seed)
@@ -136,15 +136,20 @@ def judge_finetune(
     epochs: int | None = None,
 ) -> Verdict:
     """subject.batch_size: the images of a step. The row's rates follow it in proportion; given ones do not."""
-    rules = adapted(FINE_TUNING, row, None, epochs)
+    rules, loaded = adapted(FINE_TUNING, row, None, epochs), subject.loaded
     if subject.batch_size is not None:
         rules = per_batch(rules, subject.batch_size)
-    if subject.loaded.preprocess.size <= SMALL:
+    if loaded.preprocess.size <= SMALL:
         rules = replace(rules, views="supervised-small")
     if lr is not None:
         rules = replace(rules, lr=positive("lr", lr))
     if encoder_lr is not None:
         rules = replace(rules, encoder_lr=positive("encoder_lr", encoder_lr, or_zero=True))
+    if not list(loaded.backbone.parameters()):  # pixels
+        if encoder_lr is not None and any(encoder_lr):
+            given = list(encoder_lr)
+            raise UsageError(f"encoder_lr: given {given}, but nothing in {loaded.name} can be trained. Leave it out.")
+        rules = replace(rules, encoder_lr=(0.0,))
     known, asked = subject.classified(train, "training"), subject.classified(test, "test")
     found = subject.finetune(known, asked, rules, seed)
     chosen = {"chosen_lr": found.chosen.lr, "chosen_encoder_lr": found.chosen.encoder_lr}

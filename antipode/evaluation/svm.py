@@ -93,10 +93,12 @@ def check_marks(train: np.ndarray, test: np.ndarray, classes: Sequence[str]) -> 
         if min(shown, not_shown) < 2:
             raise UsageError(
                 f"labels: {shown} of the training images show {name!r} and {not_shown} do not; choosing a cost by "
-                "cross-validation needs at least 2 of each. Add images, or leave the class out."
+                "cross-validation needs at least 2 of each. Add images, or leave the class out (--classes)."
             )
         if not (test[:, number] == 1).any():
-            raise UsageError(f"labels: no test image shows {name!r}, so it has no precision. Leave the class out.")
+            raise UsageError(
+                f"labels: no test image shows {name!r}, so it has no precision. Leave the class out (--classes)."
+            )
 
 
 def fit(features: np.ndarray, marks: np.ndarray, cost: float, protocol: SvmProtocol) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from unicodedata import combining, normalize
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -13,6 +16,7 @@ INK = (60, 60, 64)
 MARGIN, GAP = 12, 4
 CAPTION_WIDTH = 132
 FONT_SIZE = 12
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 def contact_sheet(
@@ -51,7 +55,7 @@ def _mount(array: np.ndarray, tile: int) -> Image.Image:
 def _write(pen: ImageDraw.ImageDraw, text: str, box: tuple[int, int, int, int]) -> None:
     """Text in a box (left, top, width, height): wrapped, cut where it does not fit, centred in height."""
     left, top, width, height = box
-    font = ImageFont.load_default(FONT_SIZE)
+    text, font = _legible(text)
     line_height = FONT_SIZE + 4
     lines = _wrap(text, width, font)
     room = max(1, height // line_height)
@@ -66,7 +70,38 @@ def _write(pen: ImageDraw.ImageDraw, text: str, box: tuple[int, int, int, int]) 
         y += line_height
 
 
-def _wrap(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:
+def _legible(text: str) -> tuple[str, Font]:
+    """The text and the first font that has all its letters; where none has, the last, and the letters that it has."""
+    text = normalize("NFC", text)
+    for font in _fonts():
+        if all(_has(font, letter) for letter in set(text)):
+            return text, font
+    return "".join(_nearest(font, letter) for letter in text), font
+
+
+def _fonts() -> Iterator[Font]:
+    """Pillow's own, which has hardly more than ASCII, and one with most alphabets where matplotlib brings it."""
+    yield ImageFont.load_default(FONT_SIZE)
+    matplotlib = find_spec("matplotlib")
+    if matplotlib and matplotlib.origin:
+        file = Path(matplotlib.origin).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf"
+        if file.is_file():
+            yield ImageFont.truetype(str(file), FONT_SIZE)
+
+
+def _has(font: Font, letter: str) -> bool:
+    """A letter that the font lacks looks like one that no font has."""
+    return letter.isspace() or bytes(font.getmask(letter)) != bytes(font.getmask("\U0010ffff"))
+
+
+def _nearest(font: Font, letter: str) -> str:
+    """The letter, or it without its accents, or a question mark."""
+    if _has(font, letter):
+        return letter
+    return "".join(part for part in normalize("NFKD", letter) if not combining(part) and _has(font, part)) or "?"
+
+
+def _wrap(text: str, width: int, font: Font) -> list[str]:
     """Lines no wider than `width`, broken at spaces, and inside a word (a file name) that is too long."""
     lines: list[str] = []
     for paragraph in text.splitlines():
