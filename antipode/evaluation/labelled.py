@@ -50,7 +50,7 @@ def listed_part(images: Images, test: Images, path: str | os.PathLike[str]) -> I
         if line is not None:
             found[line] = index
     missing = sorted(wanted - found.keys())
-    judged = sorted({end for name in test.names for end in ends(name)}.intersection(missing))
+    judged = sorted({end for name in test.names for end in ends(name)}.intersection(missing)) if missing else []
     if judged:
         raise UsageError(
             f"labelled: {len(judged)} of the {len(wanted)} images that {path} names are test images of {test.name}, "
