@@ -16,6 +16,7 @@ import antipode
 from antipode.analysis.analyse import ANALYSES
 from antipode.analysis.inquiry import Inquiry
 from antipode.cli import main
+from antipode.cli.study import print_table
 from antipode.errors import AntipodeError, UsageError
 from antipode.evaluation.evaluate import evaluate
 from antipode.objectives import info_nce
@@ -296,9 +297,13 @@ def test_two_cells_are_compared_seed_by_seed():
     assert (alone["verdict"], alone["evidence"]) == ("holds", "10.10 and 10.00")
     shares = Table(cells[:2], [{"0": 0.951}, {"0": 0.954}])
     assert above("", {"x": 1}, {"x": 0}).judge(shares)["evidence"] == "0.954 and 0.951"
-    for strangers in (above("", {"x": 2}, {"x": 1}), above("", {"x": 3}, {"x": 0})):
-        judged = strangers.judge(Table(cells, values))
-        assert judged["verdict"] == "not measured" and "no seed in common" in judged["evidence"]
+    for claim, reason in (
+        (above("", {"x": 2}, {"x": 1}), "x 2 and x 1 have no seed in common"),
+        (above("", {"x": 3}, {"x": 0}), "x 3 has no value"),
+        (above("", {"x": 0}, {"x": 3}), "x 3 has no value"),
+        (above("", {"x": 3}, {"x": 3}), "x 3 and x 3 have no value"),
+    ):
+        assert claim.judge(Table(cells, values)) == {"statement": "", "verdict": "not measured", "evidence": reason}
 
 
 def test_only_chooses_by_place_and_a_setting_holds_for_all_cells(tmp_path):
@@ -699,6 +704,34 @@ def test_the_command_runs_a_part_of_table_5_and_goes_on(tmp_path, capsys):
     assert main(["study", "run", "eqco/table-5", "--out", str(tmp_path), *quick]) == 0
     again = capsys.readouterr()
     assert "4 of 4 cells are finished already" in again.err and again.out == done.stdout
+
+
+def test_of_a_part_of_a_study_the_command_prints_what_there_is_and_counts_the_rest(tmp_path, capsys):
+    quick = "--only mutual_information=2 --set steps=2 --set evaluations=2 --device cpu".split()
+    assert main(["study", "run", "eqco/table-5", "--out", str(tmp_path), *quick, "--only", "k=64"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split()[:2] for line in lines if line.split()[1:2] in (["InfoNCE"], ["EqCo"])]
+    assert rows == [["2", "InfoNCE"], ["2", "EqCo"]]
+    assert "8 of 10 rows are left out: nothing of them is computed yet" in lines
+    assert [line for line in lines if "measured" in line] == [
+        "not measured: 4 of 4 claims, for want of cells (results.json says which)"
+    ]
+    claims = json.loads((tmp_path / "results.json").read_text())["claims"]
+    assert [claim["verdict"] for claim in claims] == ["not measured"] * 4 and "k 128" in claims[0]["evidence"]
+
+
+def test_the_row_of_a_run_that_diverged_is_not_left_out(capsys):
+    study = sums()
+    told = {0: None, 1: None, 2: {"failure": "the loss became nan"}, 3: None, 4: None, 5: {}}
+    cells = [{"value": 7.0 if n == 5 else None, "deviation": None, "values": {"0": 7.0 if n == 5 else None},
+              "told": {"0": told[n]}} for n in range(6)]  # fmt: skip
+    print_table(study, cells)
+    table = capsys.readouterr().out
+    assert [line.split() for line in table.splitlines()[2:]] == [
+        ["2", "-", "-", "2", "12"],
+        ["3", "-", "7.00", "3", "13"],
+        "1 of 3 rows are left out: nothing of them is computed yet".split(),
+    ]
 
 
 def test_the_command_lists_and_shows_studies():

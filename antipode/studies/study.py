@@ -72,7 +72,7 @@ class Table:
         """(cell, mean over its seeds) of every cell, all of which must be there."""
         for cell, values in zip(self.cells, self.values, strict=True):
             if not values:
-                raise NotMeasured(f"{cell.label} has no value yet")
+                raise NotMeasured(f"{cell.label} has no value")
             yield cell, fmean(values.values())
 
     def part(self, **at: Any) -> Table:
@@ -89,9 +89,11 @@ class Table:
     def pairs(self, one: Settings, other: Settings) -> list[tuple[float, float]]:
         """The values of two cells, for each seed that both have."""
         (first,), (second,) = self.part(**one).values, self.part(**other).values
+        if missing := [label(at) for at, values in ((one, first), (other, second)) if not values]:
+            raise NotMeasured(f"{' and '.join(missing)} {'has' if len(missing) == 1 else 'have'} no value")
         found = [(value, second[seed]) for seed, value in first.items() if seed in second]
         if not found:
-            raise NotMeasured(f"{label(one)} and {label(other)} have no seed in common yet")
+            raise NotMeasured(f"{label(one)} and {label(other)} have no seed in common")
         return found
 
     def row(self, **at: Any) -> list[float]:
