@@ -26,7 +26,7 @@ from antipode.studies.claims import above, no_worse
 from antipode.studies.critics import Encoders, batch_losses, bound, correlation, estimate
 from antipode.studies.gaussian_pairs import PairSettings
 from antipode.studies.pretraining import Pretraining, name_of_run
-from antipode.studies.run import altered, refuse_axes, run_study
+from antipode.studies.run import altered, cells_alike, refuse_axes, run_study
 from antipode.studies.study import Cell, Claim, Measured, Study, Table, shown
 from antipode.training.run import Run, commit
 
@@ -313,31 +313,56 @@ def test_only_chooses_by_place_and_a_setting_holds_for_all_cells(tmp_path):
     assert study.choose({"a": ["2.0", "3e0"]}) == study.choose({"a": ["2", "3"]})
     with pytest.raises(UsageError, match="only a: '4' is not known"):
         run_study(study, tmp_path, only={"a": ["4"]})
-    with pytest.raises(UsageError, match="a is what the study varies"):
+    with pytest.raises(UsageError, match="a is what the study varies: it is 1 at a 1, b 0; 2 at a 2"):
         run_study(study, tmp_path, given={"a": 2})
     with pytest.raises(UsageError, match="--seeds"):
         run_study(study, tmp_path, given={"seed": 2})
 
 
+def test_a_setting_that_the_chosen_cells_have_in_common_can_be_given(tmp_path):
+    twice = {"a": 1, "b": 7}
+    study = sums(tuple(Cell({"row": r, "b": 0}, patch=p) for r, p in (("x", {"a": 1}), ("y", {"a": 5}), ("z", twice))))
+    with pytest.raises(UsageError, match=r"b is .* varies: it is 0 at row x, b 0 and 1 more; 7 at row z, b 0\."):
+        run_study(study, tmp_path, given={"b": 100})
+    given = {"a": 1, "b": 100}
+    found = {}
+    for row in "xz":
+        results = run_study(study, tmp_path, only={"row": [row]}, given=given)
+        found[row] = [cell["value"] for cell in results["cells"]]
+        assert results["altered"] == ["b"]  # a is 1 in both
+    # x and z become the same cell, and y is another one: none of them has the value of what was chosen
+    assert found == {"x": [101, None, None], "z": [None, None, 101]} and len(study.runner.asked) == 1
+    assert (results["cells"][0]["settings"], results["cells"][0]["addresses"]) == ({}, [])
+    for id, only, cells in (
+        ("msbreg/cifar10", {"method": ["BYOL"]}, 6 * 4),  # of 16 methods, 10 are trained for 12 or 6 epochs
+        ("mochi/table-1a", {"epochs": ["200"]}, 8),  # which some cells say and some leave to the study
+    ):
+        chosen = STUDIES[id].choose(only)
+        refuse_axes(STUDIES[id], chosen, {"epochs": 1})
+        alike = cells_alike(STUDIES[id], chosen, {"epochs": 1})
+        assert len(alike) == cells and {cell.label for cell in alike} >= {cell.label for cell in chosen}
+
+
 def test_how_runs_are_judged_is_said_of_the_cells_whose_protocol_knows_it():
     study = STUDIES["msbreg/table-3"]
-    refuse_axes(study, {"evaluate.epochs": 2})
+    refuse_axes(study, study.cells, {"evaluate.epochs": 2})
     for cell in study.cells:
         settings = study.job(cell, {"evaluate.epochs": 2}, 0).settings
         assert settings.get("evaluate.epochs") == (2 if cell.at["judge"] == "linear" else None)
-    refuse_axes(STUDIES["eqco/cifar10"], {"evaluate.epochs": 2})  # the same in all cells that have it: not varied
+    grid = STUDIES["eqco/cifar10"]
+    refuse_axes(grid, grid.cells, {"evaluate.epochs": 2})  # the same in all cells that have it: not varied
     with pytest.raises(UsageError, match="read is what the study varies"):
-        refuse_axes(study, {"evaluate.read": "top1"})
+        refuse_axes(study, study.cells, {"evaluate.read": "top1"})
     with pytest.raises(UsageError, match="alpha is what the study varies"):
-        refuse_axes(STUDIES["eqco/cifar10"], {"alpha": 1})
+        refuse_axes(grid, grid.cells, {"alpha": 1})
     with pytest.raises(UsageError, match="nothing' is not known"):
         study.job(study.cells[0], {"evaluate.nothing": 1}, 0)
 
 
 def test_a_study_with_other_settings_does_not_pass_for_the_papers(tmp_path):
     study = STUDIES["eqco/table-3"]
-    assert altered(study, {"data": "imagenet=/data/imagenet", "workers": 3}) == []
-    assert altered(study, {"data": "shapes", "epochs": 1, "device": "cpu"}) == ["data", "epochs"]
+    assert altered(study, study.cells, {"data": "imagenet=/data/imagenet", "workers": 3}) == []
+    assert altered(study, study.cells, {"data": "shapes", "epochs": 1, "device": "cpu"}) == ["data", "epochs"]
     quick = "--only k=64 --only mutual_information=2 --set steps=2 --set evaluations=2".split()
     done = command("study", "run", "eqco/table-5", "--out", tmp_path, *quick)
     assert "Not the study's own settings, and not the paper's: steps=2, evaluations=2" in done.stdout

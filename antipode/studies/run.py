@@ -22,10 +22,9 @@ from typing import Any
 import antipode
 from antipode.errors import UsageError
 from antipode.files import write_text
-from antipode.studies.study import Cell, Job, Measured, Settings, Study, Table
+from antipode.studies.study import Cell, Job, Measured, Settings, Study, Table, shown
 
 TOLD = ("run", "images_per_second", "memory_mib", "failure")  # of what is kept with a cell, where there is such
-NOT_GIVEN = object()
 MAKER = ("antipode", "commit")  # version and commit of what computed a cell
 
 
@@ -49,9 +48,11 @@ def run_study(
     given = given or {}
     seeds = list(dict.fromkeys(seeds))
     refuse_other_study(study, out)
-    refuse_axes(study, given)
-    jobs = {cell.label: [study.job(cell, given, seed) for seed in seeds] for cell in study.cells}
-    chosen = share(study, study.choose(only or {}), jobs, *part)
+    all_parts = study.choose(only or {})
+    refuse_axes(study, all_parts, given)
+    alike = cells_alike(study, all_parts, given)
+    jobs = {cell.label: [study.job(cell, given, seed) for seed in seeds] for cell in alike}
+    chosen = share(study, all_parts, jobs, *part)
     make_folder(out)
     folder = make_folder(store / "cells")
     labels = {job.address: cell.label for cell in chosen for job in jobs[cell.label]}
@@ -80,19 +81,48 @@ def refuse_other_study(study: Study, out: Path) -> None:
             )
 
 
-def refuse_axes(study: Study, given: Settings) -> None:
-    """What the grid varies cannot be the same in all cells that have it."""
+def refuse_axes(study: Study, chosen: Sequence[Cell], given: Settings) -> None:
+    """What the chosen cells differ in cannot be the same in all of them."""
     for name in given:
-        own = [cell.given.get(name, NOT_GIVEN) for cell in study.cells if study.runner.takes(cell.given, name)]
-        if any(value != own[0] for value in own):
-            raise UsageError(f"set: {name} is what the study varies. --only chooses among its cells.")
         if name == "seed":
             raise UsageError("set: seeds are given with --seeds.")
+        groups = by_value(study, chosen, name)
+        if len(groups) > 1:
+            found = "; ".join(f"{value} at {described(cells)}" for value, cells in groups.items())
+            raise UsageError(
+                f"set: {name} is what the study varies: it is {found}. Choose cells that have the same with --only."
+            )
 
 
-def altered(study: Study, given: Settings) -> list[str]:
+def by_value(study: Study, cells: Sequence[Cell], name: str) -> dict[str, list[Cell]]:
+    """The cells that have a setting, by what it is in them; none where the grid does not speak of it."""
+    found: dict[str, list[Cell]] = {}
+    if any(name in cell.given for cell in study.cells):
+        for cell in cells:
+            if study.runner.takes(cell.given, name):
+                settings = {**study.job(cell, {}, 0).settings, **cell.given}
+                found.setdefault(shown(settings.get(name)), []).append(cell)
+    return found
+
+
+def described(cells: Sequence[Cell]) -> str:
+    return cells[0].label + (f" and {len(cells) - 1} more" if len(cells) > 1 else "")
+
+
+def cells_alike(study: Study, chosen: Sequence[Cell], given: Settings) -> list[Cell]:
+    """The cells that stand in one table with the chosen ones when these settings are given: those that differ from
+    them in nothing given. Given the same, others would become their doubles, under names that are wrong then."""
+    known = {name: by_value(study, chosen, name).keys() for name in given}
+    return [
+        cell
+        for cell in study.cells
+        if all(by_value(study, [cell], name).keys() <= values for name, values in known.items() if values)
+    ]
+
+
+def altered(study: Study, cells: Sequence[Cell], given: Settings) -> list[str]:
     """Which of the settings given make a cell another than the paper's: not the folder of its images, say."""
-    both = [(study.job(cell, {}, 0).settings, study.job(cell, given, 0).settings) for cell in study.cells]
+    both = [(study.job(cell, {}, 0).settings, study.job(cell, given, 0).settings) for cell in cells]
     return [name for name in given if any(own.get(name) != made.get(name) for own, made in both)]
 
 
@@ -144,15 +174,16 @@ def told(kept: Mapping[str, Any]) -> dict[str, Any]:
 def collect(
     study: Study, folder: Path, jobs: Mapping[str, Sequence[Job]], seeds: Sequence[int], given: Settings
 ) -> dict[str, Any]:
-    """Everything known of a study, by this process or another."""
+    """Everything known of a study, by this process or another. Cells without jobs have no value here."""
     from antipode.training.run import now
 
     cells, known = [], []
     for cell in study.cells:
-        found = {str(seed): finished(folder, job) for seed, job in zip(seeds, jobs[cell.label], strict=True)}
+        own = jobs.get(cell.label, [])
+        found = dict.fromkeys(map(str, seeds)) | {str(job.given["seed"]): finished(folder, job) for job in own}
         known.append({seed: float(kept["value"]) for seed, kept in found.items() if kept and kept["value"] is not None})
         values = list(known[-1].values())
-        settings = {name: value for name, value in jobs[cell.label][0].settings.items() if name != "seed"}
+        settings = {name: value for job in own[:1] for name, value in job.settings.items() if name != "seed"}
         cells.append(
             {
                 "at": dict(cell.at),
@@ -163,7 +194,7 @@ def collect(
                 "values": {seed: kept and kept["value"] for seed, kept in found.items()},
                 "told": {seed: kept and told(kept) for seed, kept in found.items()},
                 "made_by": {seed: kept and {name: kept.get(name) for name in MAKER} for seed, kept in found.items()},
-                "addresses": [job.address for job in jobs[cell.label]],
+                "addresses": [job.address for job in own],
                 "settings": settings,
             }
         )
@@ -173,7 +204,7 @@ def collect(
         "paper": study.paper,
         "quantity": study.quantity,
         "given": dict(given),
-        "altered": altered(study, given),
+        "altered": altered(study, [cell for cell in study.cells if cell.label in jobs], given),
         "seeds": list(seeds),
         "cells": cells,
         "claims": [claim.judge(Table(study.cells, known)) for claim in study.claims],
