@@ -371,7 +371,10 @@ def test_a_study_with_other_settings_does_not_pass_for_the_papers(tmp_path):
 def test_what_is_refused_leaves_no_folder(tmp_path):
     with pytest.raises(UsageError):
         run_study(sums(), tmp_path / "out", only={"a": ["4"]})
-    assert not (tmp_path / "out").exists()
+    for cells in ((Cell({"a": 13, "b": 0}),), (Cell({"a": 13, "b": 0}), Cell({"a": 1, "b": 0}))):
+        with pytest.raises(AntipodeError, match="unlucky"):
+            run_study(sums(cells), tmp_path / "out", store=tmp_path / "store")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_claim_that_fails_says_so(tmp_path):
@@ -385,8 +388,11 @@ def test_the_folder_of_another_study_is_refused(tmp_path):
     with pytest.raises(UsageError, match="holds the results of eqco/table-5"):
         run_study(sums(), tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot be made"):
-        run_study(sums(), tmp_path / "file")
+    study = sums()
+    for out, store in ((tmp_path / "file" / "out", tmp_path), (tmp_path / "out", tmp_path / "file")):
+        with pytest.raises(UsageError, match=r"(out|store): .* cannot be written: .*file is no folder"):
+            run_study(study, out, store=store)
+    assert study.runner.asked == []  # said before the work
 
 
 # Cells that are pre-training runs
@@ -421,6 +427,17 @@ def test_a_pretraining_study_trains_judges_and_resumes(tmp_path):
     written = checkpoint.stat().st_mtime_ns
     results = run_study(shapes_study(), tmp_path, device="cpu")
     assert [cell["value"] for cell in results["cells"]] == values and checkpoint.stat().st_mtime_ns == written
+
+
+def test_what_is_wrong_with_the_data_says_how_a_study_is_given_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANTIPODE_DATA", str(tmp_path / "file"))  # where nothing can be fetched into
+    (tmp_path / "file").write_text("")
+    for cell in ({"data": "cifar10"}, {"evaluate.data": "cifar10"}):
+        store = tmp_path / "store"
+        with pytest.raises(UsageError, match=r"give --data cifar10=FOLDER.*\n.*--set data=NAME=PATH.*evaluate\.data="):
+            run_study(of_shapes(cell), store, device="cpu")
+        left = [path.name for path in store.iterdir()] if store.exists() else []
+        assert left == (["runs"] if "evaluate.data" in cell else [])  # the run that could not be judged
 
 
 def test_a_run_that_diverges_is_a_result_and_the_others_go_on(tmp_path):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from antipode.config.families import INCIDENTAL
 from antipode.config.resolve import Layer, merge, resolve
 from antipode.data.named import without_path
-from antipode.errors import AntipodeError, check_word
+from antipode.errors import AntipodeError, UsageError, check_word
 from antipode.studies.judging import judge, settings_of
 from antipode.studies.study import Job, Measured, Settings, address
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 PREFIX = "evaluate."
 CONTINUED_AT = "continued_at"
+AS_SETTINGS = "In a study options are settings: --set data=NAME=PATH, --set evaluate.data=NAME=PATH for the judge's."
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,11 @@ class Pretraining:
     def run(self, jobs: Sequence[Job], store: Path, device: str) -> Iterator[Measured]:
         from antipode.data.sharing import keep_decoded
 
-        with keep_decoded():  # for all runs and their judges
-            yield from self.run_each(jobs, store, device)
+        try:
+            with keep_decoded():  # for all runs and their judges
+                yield from self.run_each(jobs, store, device)
+        except UsageError as error:  # it names options of pretrain and evaluate
+            raise UsageError(f"{error}\n{AS_SETTINGS}") from error
 
     def run_each(self, jobs: Sequence[Job], store: Path, device: str) -> Iterator[Measured]:
         from antipode.training.telemetry import Diverged

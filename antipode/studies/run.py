@@ -12,7 +12,6 @@ STORE is OUT unless given; several studies, processes and machines may share one
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 import antipode
 from antipode.errors import UsageError
-from antipode.files import write_text
+from antipode.files import refuse_unwritable, write_text
 from antipode.studies.study import Cell, Job, Measured, Settings, Study, Table, shown
 
 TOLD = ("run", "images_per_second", "memory_mib", "failure")  # of what is kept with a cell, where there is such
@@ -53,8 +52,9 @@ def run_study(
     alike = cells_alike(study, all_parts, given)
     jobs = {cell.label: [study.job(cell, given, seed) for seed in seeds] for cell in alike}
     chosen = share(study, all_parts, jobs, *part)
-    make_folder(out)
-    folder = make_folder(store / "cells")
+    folder = store / "cells"
+    refuse_unwritable("out", out, out)
+    refuse_unwritable("store", store, folder)
     labels = {job.address: cell.label for cell in chosen for job in jobs[cell.label]}
     waiting = {job.address: job for cell in chosen for job in jobs[cell.label] if finished(folder, job) is None}
     say(f"{len(labels) - len(waiting)} of {len(labels)} cells are finished already, {len(waiting)} are to be computed")
@@ -66,6 +66,7 @@ def run_study(
     results = collect(study, folder, jobs, seeds, given)
     if len(versions := makers(results)) > 1:
         say(f"these cells were computed by {len(versions)} versions of antipode: {', '.join(versions)}")
+    out.mkdir(parents=True, exist_ok=True)
     write_text(out / "results.json", json.dumps(results, indent=1) + "\n")
     return results
 
@@ -137,16 +138,6 @@ def share(
     return list(chain.from_iterable(shared[len(shared) * (part - 1) // parts : len(shared) * part // parts]))
 
 
-def make_folder(path: Path) -> Path:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"out: {path} cannot be made: {error.strerror}.") from error
-    if not os.access(path, os.W_OK | os.X_OK):  # said before the work, not after it
-        raise UsageError(f"out: {path} cannot be written to.")
-    return path
-
-
 def finished(folder: Path, job: Job) -> dict[str, Any] | None:
     """What is kept of a job that was computed before."""
     path = folder / f"{job.address}.json"
@@ -158,6 +149,7 @@ def keep(folder: Path, study: Study, measured: Measured) -> None:
 
     known = {"runner": study.runner.name, "settings": measured.job.settings, "value": measured.value}
     made = {"antipode": antipode.__version__, "commit": commit(), "time": now(), **measured.details}
+    folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{measured.job.address}.json", json.dumps({**known, **made}, indent=1) + "\n")
 
 
