@@ -440,6 +440,36 @@ def test_what_is_wrong_with_the_data_says_how_a_study_is_given_it(tmp_path, monk
         assert left == (["runs"] if "evaluate.data" in cell else [])  # the run that could not be judged
 
 
+def test_a_run_is_named_before_it_is_trained(tmp_path, monkeypatch):
+    told = []
+
+    def train(fields, *_):
+        told.append(fields["queue_size"])
+        return "a run"
+
+    monkeypatch.setattr("antipode.studies.pretraining.trained", train)
+    monkeypatch.setattr("antipode.studies.pretraining.judge", lambda *_: (50.0, {}))
+    monkeypatch.setattr("antipode.studies.pretraining.speed_of", lambda _: {})
+    cells = [
+        Cell({"queue": q, "read": k}, patch={"queue_size": q, "evaluate.k": [5, k]}) for q in (32, 64) for k in (6, 7)
+    ]
+    study = replace(shapes_study(), cells=tuple(cells))
+    run_study(study, tmp_path, device="cpu", seeds=[3], say=told.append)
+    assert told[1:] == [
+        "run 1 of 2: queue 32, seed 3",
+        32,
+        "1/4  queue 32, read 6: 50.00",
+        "2/4  queue 32, read 7: 50.00",
+        "run 2 of 2: queue 64, seed 3",
+        64,
+        "3/4  queue 64, read 6: 50.00",
+        "4/4  queue 64, read 7: 50.00",
+    ]
+    told.clear()
+    run_study(study, tmp_path, device="cpu", seeds=[4], only={"read": ["7"]}, say=told.append)
+    assert told[1] == "run 1 of 2: queue 32, read 7, seed 4"  # all that is asked of it
+
+
 def test_a_run_that_diverges_is_a_result_and_the_others_go_on(tmp_path):
     said = []
     runner = Pretraining({**SMALL, "method": "moco-v2", "data": "shapes=128x16"}, {"protocol": "knn"}, read="k=5")

@@ -21,7 +21,7 @@ from typing import Any
 import antipode
 from antipode.errors import UsageError
 from antipode.files import refuse_unwritable, write_text
-from antipode.studies.study import Cell, Job, Measured, Settings, Study, Table, shown
+from antipode.studies.study import Begun, Cell, Job, Measured, Settings, Study, Table, in_common, label, shown
 
 TOLD = ("run", "images_per_second", "memory_mib", "failure")  # of what is kept with a cell, where there is such
 MAKER = ("antipode", "commit")  # version and commit of what computed a cell
@@ -52,23 +52,37 @@ def run_study(
     alike = cells_alike(study, all_parts, given)
     jobs = {cell.label: [study.job(cell, given, seed) for seed in seeds] for cell in alike}
     chosen = share(study, all_parts, jobs, *part)
-    folder = store / "cells"
     refuse_unwritable("out", out, out)
-    refuse_unwritable("store", store, folder)
-    labels = {job.address: cell.label for cell in chosen for job in jobs[cell.label]}
-    waiting = {job.address: job for cell in chosen for job in jobs[cell.label] if finished(folder, job) is None}
-    say(f"{len(labels) - len(waiting)} of {len(labels)} cells are finished already, {len(waiting)} are to be computed")
-    for number, measured in enumerate(study.runner.run(list(waiting.values()), store, device), 1):
-        keep(folder, study, measured)
-        where = labels[measured.job.address] + (f", seed {measured.job.given['seed']}" if len(seeds) > 1 else "")
-        found = measured.details.get("failure") if measured.value is None else f"{measured.value:.2f}"
-        say(f"{number}/{len(waiting)}  {where}: {found}")
-    results = collect(study, folder, jobs, seeds, given)
+    refuse_unwritable("store", store, store / "cells")
+    compute(study, [(cell, jobs[cell.label]) for cell in chosen], store, device, say)
+    results = collect(study, store / "cells", jobs, seeds, given)
     if len(versions := makers(results)) > 1:
         say(f"these cells were computed by {len(versions)} versions of antipode: {', '.join(versions)}")
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "results.json", json.dumps(results, indent=1) + "\n")
     return results
+
+
+def compute(
+    study: Study, jobs: Sequence[tuple[Cell, Sequence[Job]]], store: Path, device: str, say: Callable[[str], None]
+) -> None:
+    """What is not finished of these cells, saying before a run what it is of and after a number what it is."""
+    folder = store / "cells"
+    places = {job.address: cell for cell, own in jobs for job in own}
+    waiting = {job.address: job for _, own in jobs for job in own if finished(folder, job) is None}
+    say(f"{len(places) - len(waiting)} of {len(places)} cells are finished already, {len(waiting)} are to be computed")
+    several = any(len(own) > 1 for _, own in jobs)
+    number = 0
+    for event in study.runner.run(list(waiting.values()), store, device):
+        if isinstance(event, Begun):
+            of_all = in_common([places[job.address] for job in event.jobs])
+            say(f"run {event.number} of {event.of}: {label({**of_all, 'seed': event.jobs[0].given['seed']})}")
+            continue
+        number += 1
+        keep(folder, study, event)
+        where = places[event.job.address].label + (f", seed {event.job.given['seed']}" if several else "")
+        found = event.details.get("failure") if event.value is None else f"{event.value:.2f}"
+        say(f"{number}/{len(waiting)}  {where}: {found}")
 
 
 def refuse_other_study(study: Study, out: Path) -> None:
