@@ -24,6 +24,7 @@ from antipode.randomness import generator
 from antipode.studies import STUDIES, find
 from antipode.studies.claims import above, no_worse
 from antipode.studies.critics import Encoders, batch_losses, bound, correlation, estimate
+from antipode.studies.figure import draw
 from antipode.studies.gaussian_pairs import PairSettings
 from antipode.studies.pretraining import Pretraining, name_of_run
 from antipode.studies.run import altered, cells_alike, refuse_axes, run_study
@@ -359,13 +360,16 @@ def test_how_runs_are_judged_is_said_of_the_cells_whose_protocol_knows_it():
         study.job(study.cells[0], {"evaluate.nothing": 1}, 0)
 
 
-def test_a_study_with_other_settings_does_not_pass_for_the_papers(tmp_path):
+def test_a_study_with_other_settings_does_not_pass_for_the_papers(tmp_path, monkeypatch, capsys):
     study = STUDIES["eqco/table-3"]
     assert altered(study, study.cells, {"data": "imagenet=/data/imagenet", "workers": 3}) == []
     assert altered(study, study.cells, {"data": "shapes", "epochs": 1, "device": "cpu"}) == ["data", "epochs"]
     quick = "--only k=64 --only mutual_information=2 --set steps=2 --set evaluations=2".split()
-    done = command("study", "run", "eqco/table-5", "--out", tmp_path, *quick)
-    assert "Not the study's own settings, and not the paper's: steps=2, evaluations=2" in done.stdout
+    figures = []
+    monkeypatch.setattr("antipode.studies.figure.draw", lambda *given: figures.append(draw(*given)) or figures[-1])
+    assert main(["study", "run", "eqco/table-5", "--out", str(tmp_path), *quick]) == 0
+    said = "Not the study's own settings, and not the paper's: steps=2, evaluations=2"
+    assert said in capsys.readouterr().out and figures[0].get_suptitle() == said
 
 
 def test_what_is_refused_leaves_no_folder(tmp_path):

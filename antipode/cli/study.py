@@ -99,7 +99,7 @@ def run_run(options: argparse.Namespace) -> None:
 
     study = find(options.study)  # before torch is loaded
 
-    from antipode.studies.run import run_study
+    from antipode.studies.run import remark, run_study
 
     only: dict[str, list[str]] = {}
     for axis, values in options.only:
@@ -121,9 +121,8 @@ def run_run(options: argparse.Namespace) -> None:
         print("what is finished is kept; the same command goes on from there", file=sys.stderr)
         raise
     print(f"{study.title} ({study.paper})\n{study.quantity}\n")
-    if results["altered"]:
-        given = ", ".join(f"{name}={results['given'][name]}" for name in results["altered"])
-        print(f"Not the study's own settings, and not the paper's: {given}\n")
+    if said := remark(results):
+        print(f"{said}\n")
     print_table(study, results["cells"])
     if any(0 < count_seeds(cell) < len(results["seeds"]) for cell in results["cells"]):
         print(f"(n): over n of the {len(results['seeds'])} seeds; the others are not finished")
@@ -131,11 +130,11 @@ def run_run(options: argparse.Namespace) -> None:
     print_claims(results["claims"])
     wrote = [out / "results.json"]
     if study.over is not None and any(cell["value"] is not None for cell in results["cells"]):
-        wrote += draw_figure(study, results["cells"], out / "results.png")
+        wrote += draw_figure(study, results["cells"], said, out / "results.png")
     print(f"wrote {' and '.join(map(str, wrote))}")
 
 
-def draw_figure(study: Any, cells: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
+def draw_figure(study: Any, cells: Sequence[Mapping[str, Any]], said: str, path: Path) -> list[Path]:
     """The file, if it could be drawn: what was computed is not lost for want of a picture."""
     from antipode.analysis.figures import require, save
     from antipode.errors import UsageError
@@ -146,7 +145,7 @@ def draw_figure(study: Any, cells: Sequence[Mapping[str, Any]], path: Path) -> l
     except UsageError as error:
         print(f"no figure: {error}", file=sys.stderr)
         return []
-    save(lambda: draw(study, cells), path)
+    save(lambda: draw(study, cells, said), path)
     return [path]
 
 

@@ -141,6 +141,12 @@ def altered(study: Study, cells: Sequence[Cell], given: Settings) -> list[str]:
     return [name for name in given if any(own.get(name) != made.get(name) for own, made in both)]
 
 
+def remark(results: Mapping[str, Any]) -> str:
+    """What keeps the numbers from passing for the paper's, if anything does."""
+    given = ", ".join(f"{name}={results['given'][name]}" for name in results["altered"])
+    return given and f"Not the study's own settings, and not the paper's: {given}"
+
+
 def share(
     study: Study, cells: Sequence[Cell], jobs: Mapping[str, Sequence[Job]], part: int, parts: int
 ) -> Sequence[Cell]:
