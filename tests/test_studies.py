@@ -16,6 +16,7 @@ import antipode
 from antipode.analysis.analyse import ANALYSES
 from antipode.analysis.inquiry import Inquiry
 from antipode.cli import main
+from antipode.cli.study import print_table
 from antipode.errors import AntipodeError, UsageError
 from antipode.evaluation.evaluate import evaluate
 from antipode.objectives import info_nce
@@ -23,9 +24,10 @@ from antipode.randomness import generator
 from antipode.studies import STUDIES, find
 from antipode.studies.claims import above, no_worse
 from antipode.studies.critics import Encoders, batch_losses, bound, correlation, estimate
+from antipode.studies.figure import draw
 from antipode.studies.gaussian_pairs import PairSettings
 from antipode.studies.pretraining import Pretraining, name_of_run
-from antipode.studies.run import altered, refuse_axes, run_study
+from antipode.studies.run import altered, cells_alike, refuse_axes, run_study
 from antipode.studies.study import Cell, Claim, Measured, Study, Table, shown
 from antipode.training.run import Run, commit
 
@@ -296,9 +298,13 @@ def test_two_cells_are_compared_seed_by_seed():
     assert (alone["verdict"], alone["evidence"]) == ("holds", "10.10 and 10.00")
     shares = Table(cells[:2], [{"0": 0.951}, {"0": 0.954}])
     assert above("", {"x": 1}, {"x": 0}).judge(shares)["evidence"] == "0.954 and 0.951"
-    for strangers in (above("", {"x": 2}, {"x": 1}), above("", {"x": 3}, {"x": 0})):
-        judged = strangers.judge(Table(cells, values))
-        assert judged["verdict"] == "not measured" and "no seed in common" in judged["evidence"]
+    for claim, reason in (
+        (above("", {"x": 2}, {"x": 1}), "x 2 and x 1 have no seed in common"),
+        (above("", {"x": 3}, {"x": 0}), "x 3 has no value"),
+        (above("", {"x": 0}, {"x": 3}), "x 3 has no value"),
+        (above("", {"x": 3}, {"x": 3}), "x 3 and x 3 have no value"),
+    ):
+        assert claim.judge(Table(cells, values)) == {"statement": "", "verdict": "not measured", "evidence": reason}
 
 
 def test_only_chooses_by_place_and_a_setting_holds_for_all_cells(tmp_path):
@@ -308,40 +314,71 @@ def test_only_chooses_by_place_and_a_setting_holds_for_all_cells(tmp_path):
     assert study.choose({"a": ["2.0", "3e0"]}) == study.choose({"a": ["2", "3"]})
     with pytest.raises(UsageError, match="only a: '4' is not known"):
         run_study(study, tmp_path, only={"a": ["4"]})
-    with pytest.raises(UsageError, match="a is what the study varies"):
+    with pytest.raises(UsageError, match="a is what the study varies: it is 1 at a 1, b 0; 2 at a 2"):
         run_study(study, tmp_path, given={"a": 2})
     with pytest.raises(UsageError, match="--seeds"):
         run_study(study, tmp_path, given={"seed": 2})
 
 
+def test_a_setting_that_the_chosen_cells_have_in_common_can_be_given(tmp_path):
+    twice = {"a": 1, "b": 7}
+    study = sums(tuple(Cell({"row": r, "b": 0}, patch=p) for r, p in (("x", {"a": 1}), ("y", {"a": 5}), ("z", twice))))
+    with pytest.raises(UsageError, match=r"b is .* varies: it is 0 at row x, b 0 and 1 more; 7 at row z, b 0\."):
+        run_study(study, tmp_path, given={"b": 100})
+    given = {"a": 1, "b": 100}
+    found = {}
+    for row in "xz":
+        results = run_study(study, tmp_path, only={"row": [row]}, given=given)
+        found[row] = [cell["value"] for cell in results["cells"]]
+        assert results["altered"] == ["b"]  # a is 1 in both
+    # x and z become the same cell, and y is another one: none of them has the value of what was chosen
+    assert found == {"x": [101, None, None], "z": [None, None, 101]} and len(study.runner.asked) == 1
+    assert (results["cells"][0]["settings"], results["cells"][0]["addresses"]) == ({}, [])
+    for id, only, cells in (
+        ("msbreg/cifar10", {"method": ["BYOL"]}, 6 * 4),  # of 16 methods, 10 are trained for 12 or 6 epochs
+        ("mochi/table-1a", {"epochs": ["200"]}, 8),  # which some cells say and some leave to the study
+    ):
+        chosen = STUDIES[id].choose(only)
+        refuse_axes(STUDIES[id], chosen, {"epochs": 1})
+        alike = cells_alike(STUDIES[id], chosen, {"epochs": 1})
+        assert len(alike) == cells and {cell.label for cell in alike} >= {cell.label for cell in chosen}
+
+
 def test_how_runs_are_judged_is_said_of_the_cells_whose_protocol_knows_it():
     study = STUDIES["msbreg/table-3"]
-    refuse_axes(study, {"evaluate.epochs": 2})
+    refuse_axes(study, study.cells, {"evaluate.epochs": 2})
     for cell in study.cells:
         settings = study.job(cell, {"evaluate.epochs": 2}, 0).settings
         assert settings.get("evaluate.epochs") == (2 if cell.at["judge"] == "linear" else None)
-    refuse_axes(STUDIES["eqco/cifar10"], {"evaluate.epochs": 2})  # the same in all cells that have it: not varied
+    grid = STUDIES["eqco/cifar10"]
+    refuse_axes(grid, grid.cells, {"evaluate.epochs": 2})  # the same in all cells that have it: not varied
     with pytest.raises(UsageError, match="read is what the study varies"):
-        refuse_axes(study, {"evaluate.read": "top1"})
+        refuse_axes(study, study.cells, {"evaluate.read": "top1"})
     with pytest.raises(UsageError, match="alpha is what the study varies"):
-        refuse_axes(STUDIES["eqco/cifar10"], {"alpha": 1})
+        refuse_axes(grid, grid.cells, {"alpha": 1})
     with pytest.raises(UsageError, match="nothing' is not known"):
         study.job(study.cells[0], {"evaluate.nothing": 1}, 0)
 
 
-def test_a_study_with_other_settings_does_not_pass_for_the_papers(tmp_path):
+def test_a_study_with_other_settings_does_not_pass_for_the_papers(tmp_path, monkeypatch, capsys):
     study = STUDIES["eqco/table-3"]
-    assert altered(study, {"data": "imagenet=/data/imagenet", "workers": 3}) == []
-    assert altered(study, {"data": "shapes", "epochs": 1, "device": "cpu"}) == ["data", "epochs"]
+    assert altered(study, study.cells, {"data": "imagenet=/data/imagenet", "workers": 3}) == []
+    assert altered(study, study.cells, {"data": "shapes", "epochs": 1, "device": "cpu"}) == ["data", "epochs"]
     quick = "--only k=64 --only mutual_information=2 --set steps=2 --set evaluations=2".split()
-    done = command("study", "run", "eqco/table-5", "--out", tmp_path, *quick)
-    assert "Not the study's own settings, and not the paper's: steps=2, evaluations=2" in done.stdout
+    figures = []
+    monkeypatch.setattr("antipode.studies.figure.draw", lambda *given: figures.append(draw(*given)) or figures[-1])
+    assert main(["study", "run", "eqco/table-5", "--out", str(tmp_path), *quick]) == 0
+    said = "Not the study's own settings, and not the paper's: steps=2, evaluations=2"
+    assert said in capsys.readouterr().out and figures[0].get_suptitle() == said
 
 
 def test_what_is_refused_leaves_no_folder(tmp_path):
     with pytest.raises(UsageError):
         run_study(sums(), tmp_path / "out", only={"a": ["4"]})
-    assert not (tmp_path / "out").exists()
+    for cells in ((Cell({"a": 13, "b": 0}),), (Cell({"a": 13, "b": 0}), Cell({"a": 1, "b": 0}))):
+        with pytest.raises(AntipodeError, match="unlucky"):
+            run_study(sums(cells), tmp_path / "out", store=tmp_path / "store")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_claim_that_fails_says_so(tmp_path):
@@ -355,8 +392,11 @@ def test_the_folder_of_another_study_is_refused(tmp_path):
     with pytest.raises(UsageError, match="holds the results of eqco/table-5"):
         run_study(sums(), tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot be made"):
-        run_study(sums(), tmp_path / "file")
+    study = sums()
+    for out, store in ((tmp_path / "file" / "out", tmp_path), (tmp_path / "out", tmp_path / "file")):
+        with pytest.raises(UsageError, match=r"(out|store): .* cannot be written: .*file is no folder"):
+            run_study(study, out, store=store)
+    assert study.runner.asked == []  # said before the work
 
 
 # Cells that are pre-training runs
@@ -391,6 +431,47 @@ def test_a_pretraining_study_trains_judges_and_resumes(tmp_path):
     written = checkpoint.stat().st_mtime_ns
     results = run_study(shapes_study(), tmp_path, device="cpu")
     assert [cell["value"] for cell in results["cells"]] == values and checkpoint.stat().st_mtime_ns == written
+
+
+def test_what_is_wrong_with_the_data_says_how_a_study_is_given_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANTIPODE_DATA", str(tmp_path / "file"))  # where nothing can be fetched into
+    (tmp_path / "file").write_text("")
+    for cell in ({"data": "cifar10"}, {"evaluate.data": "cifar10"}):
+        store = tmp_path / "store"
+        with pytest.raises(UsageError, match=r"give --data cifar10=FOLDER.*\n.*--set data=NAME=PATH.*evaluate\.data="):
+            run_study(of_shapes(cell), store, device="cpu")
+        left = [path.name for path in store.iterdir()] if store.exists() else []
+        assert left == (["runs"] if "evaluate.data" in cell else [])  # the run that could not be judged
+
+
+def test_a_run_is_named_before_it_is_trained(tmp_path, monkeypatch):
+    told = []
+
+    def train(fields, *_):
+        told.append(fields["queue_size"])
+        return "a run"
+
+    monkeypatch.setattr("antipode.studies.pretraining.trained", train)
+    monkeypatch.setattr("antipode.studies.pretraining.judge", lambda *_: (50.0, {}))
+    monkeypatch.setattr("antipode.studies.pretraining.speed_of", lambda _: {})
+    cells = [
+        Cell({"queue": q, "read": k}, patch={"queue_size": q, "evaluate.k": [5, k]}) for q in (32, 64) for k in (6, 7)
+    ]
+    study = replace(shapes_study(), cells=tuple(cells))
+    run_study(study, tmp_path, device="cpu", seeds=[3], say=told.append)
+    assert told[1:] == [
+        "run 1 of 2: queue 32, seed 3",
+        32,
+        "1/4  queue 32, read 6: 50.00",
+        "2/4  queue 32, read 7: 50.00",
+        "run 2 of 2: queue 64, seed 3",
+        64,
+        "3/4  queue 64, read 6: 50.00",
+        "4/4  queue 64, read 7: 50.00",
+    ]
+    told.clear()
+    run_study(study, tmp_path, device="cpu", seeds=[4], only={"read": ["7"]}, say=told.append)
+    assert told[1] == "run 1 of 2: queue 32, read 7, seed 4"  # all that is asked of it
 
 
 def test_a_run_that_diverges_is_a_result_and_the_others_go_on(tmp_path):
@@ -699,6 +780,34 @@ def test_the_command_runs_a_part_of_table_5_and_goes_on(tmp_path, capsys):
     assert main(["study", "run", "eqco/table-5", "--out", str(tmp_path), *quick]) == 0
     again = capsys.readouterr()
     assert "4 of 4 cells are finished already" in again.err and again.out == done.stdout
+
+
+def test_of_a_part_of_a_study_the_command_prints_what_there_is_and_counts_the_rest(tmp_path, capsys):
+    quick = "--only mutual_information=2 --set steps=2 --set evaluations=2 --device cpu".split()
+    assert main(["study", "run", "eqco/table-5", "--out", str(tmp_path), *quick, "--only", "k=64"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split()[:2] for line in lines if line.split()[1:2] in (["InfoNCE"], ["EqCo"])]
+    assert rows == [["2", "InfoNCE"], ["2", "EqCo"]]
+    assert "8 of 10 rows are left out: nothing of them is computed yet" in lines
+    assert [line for line in lines if "measured" in line] == [
+        "not measured: 4 of 4 claims, for want of cells (results.json says which)"
+    ]
+    claims = json.loads((tmp_path / "results.json").read_text())["claims"]
+    assert [claim["verdict"] for claim in claims] == ["not measured"] * 4 and "k 128" in claims[0]["evidence"]
+
+
+def test_the_row_of_a_run_that_diverged_is_not_left_out(capsys):
+    study = sums()
+    told = {0: None, 1: None, 2: {"failure": "the loss became nan"}, 3: None, 4: None, 5: {}}
+    cells = [{"value": 7.0 if n == 5 else None, "deviation": None, "values": {"0": 7.0 if n == 5 else None},
+              "told": {"0": told[n]}} for n in range(6)]  # fmt: skip
+    print_table(study, cells)
+    table = capsys.readouterr().out
+    assert [line.split() for line in table.splitlines()[2:]] == [
+        ["2", "-", "-", "2", "12"],
+        ["3", "-", "7.00", "3", "13"],
+        "1 of 3 rows are left out: nothing of them is computed yet".split(),
+    ]
 
 
 def test_the_command_lists_and_shows_studies():

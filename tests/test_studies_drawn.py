@@ -1,5 +1,10 @@
 """The figures of studies: every number where it belongs."""
 
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_rgb
+
+from antipode.analysis.figures import colour
 from antipode.studies import STUDIES
 from antipode.studies.figure import draw
 
@@ -58,3 +63,30 @@ def test_at_alpha_equal_to_k_a_cell_is_on_both_lines():
     assert moco["alpha K, drawn once"] == ([64], [128])
     # SimCLR's only such cell is on the line of alpha 255, which it would repeat
     assert [name for name, _, _ in drawn_lines(panels[1])] == ["alpha 255", "alpha 4096"]
+
+
+def test_a_line_shows_where_others_coincide_with_it():
+    study = STUDIES["mochi/figure-3b"]
+    figure = draw(study, known(study, lambda at: 60.0))
+    (panel,) = figure.axes
+    count = len(drawn_lines(panel))
+    panel.get_legend().remove()
+    figure.set_dpi(150)  # as it is saved
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    pixels = np.asarray(canvas.buffer_rgba())[..., :3]
+    seen = [(pixels == np.round(255 * np.array(to_rgb(colour(number))))).all(2).sum() for number in range(count)]
+    assert count == 5 and min(seen) > 20, seen
+
+
+def test_a_remark_stands_above_the_panels_whole():
+    given = "data=/a/folder/with$dollars$/whose_path_is_long/train, backbone=resnet-tiny, epochs=1, evaluate.epochs=1"
+    for id in ("jcl/figure-2a", "eqco/cifar10"):  # one panel, and three across
+        figure = draw(STUDIES[id], known(STUDIES[id], lambda at: 60.0), f"Not the paper's: {given}")
+        assert "".join(figure.get_suptitle().split()) == "".join(f"Not the paper's: {given}".split())
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        extent = figure._suptitle.get_window_extent()
+        assert extent.x0 >= 0 and extent.x1 <= figure.bbox.width and extent.y1 <= figure.bbox.height
+        assert extent.y0 >= max(panel.title.get_window_extent().y1 for panel in figure.axes)
+    assert draw(STUDIES[id], known(STUDIES[id], lambda at: 60.0)).get_suptitle() == ""

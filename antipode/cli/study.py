@@ -99,7 +99,7 @@ def run_run(options: argparse.Namespace) -> None:
 
     study = find(options.study)  # before torch is loaded
 
-    from antipode.studies.run import run_study
+    from antipode.studies.run import remark, run_study
 
     only: dict[str, list[str]] = {}
     for axis, values in options.only:
@@ -121,22 +121,20 @@ def run_run(options: argparse.Namespace) -> None:
         print("what is finished is kept; the same command goes on from there", file=sys.stderr)
         raise
     print(f"{study.title} ({study.paper})\n{study.quantity}\n")
-    if results["altered"]:
-        given = ", ".join(f"{name}={results['given'][name]}" for name in results["altered"])
-        print(f"Not the study's own settings, and not the paper's: {given}\n")
+    if said := remark(results):
+        print(f"{said}\n")
     print_table(study, results["cells"])
     if any(0 < count_seeds(cell) < len(results["seeds"]) for cell in results["cells"]):
         print(f"(n): over n of the {len(results['seeds'])} seeds; the others are not finished")
     print()
-    for claim in results["claims"]:
-        print(f"{claim['verdict']}: {claim['statement']} ({claim['evidence']})")
+    print_claims(results["claims"])
     wrote = [out / "results.json"]
     if study.over is not None and any(cell["value"] is not None for cell in results["cells"]):
-        wrote += draw_figure(study, results["cells"], out / "results.png")
+        wrote += draw_figure(study, results["cells"], said, out / "results.png")
     print(f"wrote {' and '.join(map(str, wrote))}")
 
 
-def draw_figure(study: Any, cells: Sequence[Mapping[str, Any]], path: Path) -> list[Path]:
+def draw_figure(study: Any, cells: Sequence[Mapping[str, Any]], said: str, path: Path) -> list[Path]:
     """The file, if it could be drawn: what was computed is not lost for want of a picture."""
     from antipode.analysis.figures import require, save
     from antipode.errors import UsageError
@@ -147,8 +145,17 @@ def draw_figure(study: Any, cells: Sequence[Mapping[str, Any]], path: Path) -> l
     except UsageError as error:
         print(f"no figure: {error}", file=sys.stderr)
         return []
-    save(lambda: draw(study, cells), path)
+    save(lambda: draw(study, cells, said), path)
     return [path]
+
+
+def print_claims(claims: Sequence[Mapping[str, str]]) -> None:
+    """Those that are judged; the others as a number, since of a part of a study they would be nearly all."""
+    judged = [claim for claim in claims if claim["verdict"] != "not measured"]
+    for claim in judged:
+        print(f"{claim['verdict']}: {claim['statement']} ({claim['evidence']})")
+    if missing := len(claims) - len(judged):
+        print(f"not measured: {missing} of {len(claims)} claims, for want of cells (results.json says which)")
 
 
 def count_seeds(cell: Mapping[str, Any]) -> int:
@@ -166,7 +173,8 @@ def with_deviation(number: str, deviation: float | None, digits: int) -> str:
 
 def print_table(study: Any, cells: Sequence[Mapping[str, Any]] = ()) -> None:
     """The measured numbers (of results.json) and the paper's side by side; only the paper's where nothing is measured,
-    and only the measured ones where the paper has none."""
+    and only the measured ones where the paper has none. Rows of which nothing is computed are left out, unless it is
+    all of them."""
     from rich.console import Console
     from rich.table import Table
 
@@ -174,15 +182,20 @@ def print_table(study: Any, cells: Sequence[Mapping[str, Any]] = ()) -> None:
 
     axes = list(dict.fromkeys(axis for cell in study.cells for axis in cell.at if axis != study.columns))
     rows: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
+    computed = set()
     for number, cell in enumerate(study.cells):
-        row = rows.setdefault(tuple(shown(cell.at[axis]) if axis in cell.at else "" for axis in axes), {})
+        place = tuple(shown(cell.at[axis]) if axis in cell.at else "" for axis in axes)
+        row = rows.setdefault(place, {})
         column = shown(cell.at[study.columns])
+        if cells and any(about is not None for about in cells[number]["told"].values()):  # also that it diverged
+            computed.add(place)
         if cells and cells[number]["value"] is not None:
             row["here", column] = measured(cells[number])
         if cell.paper is not None:
             row["paper", column] = with_deviation(str(cell.paper), cell.deviation, 1)
     columns = list(dict.fromkeys(shown(cell.at[study.columns]) for cell in study.cells))
-    told = {source for row in rows.values() for source, _ in row}
+    kept = {place: row for place, row in rows.items() if place in computed} or rows
+    told = {source for row in kept.values() for source, _ in row}
     sources = [source for source in ("here", "paper") if source in told]
     table = Table(box=None, pad_edge=False)
     for axis in axes:
@@ -191,8 +204,10 @@ def print_table(study: Any, cells: Sequence[Mapping[str, Any]] = ()) -> None:
         for number, column in enumerate(columns):
             head = f"{study.columns} {column}" if column[0].isdigit() else column
             table.add_column(f"{source if number == 0 else ''}\n{head}", justify="right")
-    for place, numbers in rows.items():
-        table.add_row(*place, *(numbers.get((source, column), "-") for source in sources for column in columns))
+    for place, row in kept.items():
+        table.add_row(*place, *(row.get((source, column), "-") for source in sources for column in columns))
     Console(highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
+    if len(kept) < len(rows):
+        print(f"{len(rows) - len(kept)} of {len(rows)} rows are left out: nothing of them is computed yet")
     if not sources:
         print(f"each by {study.columns}: {', '.join(columns)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -15,16 +16,20 @@ if TYPE_CHECKING:
 
 Known = Mapping[str, Any]  # a cell of results.json
 POWERS_OF_TWO = 8  # a range from which on they are better than equal steps
+LETTERS = 14  # of the remark, to an inch
 
 
-def draw(study: Study, cells: Sequence[Known]) -> Figure:
-    """A panel for each place on the axes that have panels, the last of them across."""
+def draw(study: Study, cells: Sequence[Known], remark: str = "") -> Figure:
+    """A panel for each place on the axes that have panels, the last of them across. remark: what stands above all."""
     over = study.over
     assert over is not None
     values = [list(dict.fromkeys(cell["at"][axis] for cell in cells)) for axis in study.panels]
     places = {place: [cell for cell in cells if place == at(cell, study.panels)] for place in product(*values)}
     places = {place: own for place, own in places.items() if own}
     figure, axes = panels(len(places), len(values[-1]) if len(values) > 1 else None)
+    if remark:  # it may be a path: a dollar is no formula
+        lines = textwrap.fill(remark, int(LETTERS * figure.get_figwidth()))
+        figure.suptitle(lines, x=0.01, horizontalalignment="left", fontsize="small", parse_math=False)
     alike: dict[Any, Axes] = {}  # panels of one quantity have one scale
     for panel, (place, own) in zip(axes, places.items(), strict=True):
         first = alike.setdefault(own[0]["at"][study.columns] if study.columns in study.panels else None, panel)
@@ -37,7 +42,7 @@ def draw(study: Study, cells: Sequence[Known]) -> Figure:
 
 def draw_panel(axes: Axes, study: Study, over: str, cells: Sequence[Known]) -> None:
     """A line for each name: what was measured, and dashed what the paper has. A cell that has no number on the axis is
-    a level to compare with."""
+    a level to compare with. Where lines meet, the points of the lower ones are larger: rings round those above."""
     lines: dict[str, list[Known]] = {}
     for cell in cells:
         for name in names(study, over, cell["at"]):
@@ -45,16 +50,18 @@ def draw_panel(axes: Axes, study: Study, over: str, cells: Sequence[Known]) -> N
     lines = {name: own for name, own in lines.items() if not any(is_part(own, of) for of in lines.values())}
     for number, (name, points) in enumerate(lines.items()):
         look: dict[str, Any] = {"color": colour(number)}
+        covering = [later for later in list(lines.values())[number + 1 :] if meet(points, later, over)]
+        here: dict[str, Any] = {"fmt": "o-", "label": name or "here", "markersize": 4 + 2 * len(covering)}
         for key, error, more in (
-            ("value", "deviation", {"fmt": "o-", "label": name or "here"}),
-            ("paper", "paper_deviation", {"fmt": ".--", "alpha": 0.45}),
+            ("value", "deviation", here),
+            ("paper", "paper_deviation", {"fmt": ".--", "alpha": 0.45, "markersize": 4}),
         ):
             placed = sorted((cell for cell in points if is_number(cell["at"][over])), key=lambda cell: cell["at"][over])
             known = [cell for cell in placed if cell[key] is not None]
             if known:
                 spread = [cell[error] or 0.0 for cell in known]
                 x, y = [cell["at"][over] for cell in known], [cell[key] for cell in known]
-                axes.errorbar(x, y, yerr=spread if any(spread) else None, capsize=2, markersize=4, **look, **more)
+                axes.errorbar(x, y, yerr=spread if any(spread) else None, capsize=2, **look, **more)
             for cell in points:
                 if not is_number(cell["at"][over]) and key == "value" and cell[key] is not None:
                     axes.axhline(cell[key], linestyle=":", label=name, **look)
@@ -72,6 +79,12 @@ def names(study: Study, over: str, place: Known) -> Sequence[str]:
         return study.lines(place)
     own = {axis.replace("_", " "): value for axis, value in place.items() if axis not in (over, *study.panels)}
     return [label(own)]
+
+
+def meet(one: Sequence[Known], other: Sequence[Known], over: str) -> bool:
+    """Whether two lines have a point in common."""
+    first, second = ({(cell["at"][over], cell["value"]) for cell in line} for line in (one, other))
+    return any(value is not None for _, value in first & second)
 
 
 def is_part(own: Sequence[Known], of: Sequence[Known]) -> bool:

@@ -21,15 +21,16 @@ from typing import TYPE_CHECKING, Any
 from antipode.config.families import INCIDENTAL
 from antipode.config.resolve import Layer, merge, resolve
 from antipode.data.named import without_path
-from antipode.errors import AntipodeError, check_word
+from antipode.errors import AntipodeError, UsageError, check_word
 from antipode.studies.judging import judge, settings_of
-from antipode.studies.study import Job, Measured, Settings, address
+from antipode.studies.study import Begun, Job, Measured, Settings, address
 
 if TYPE_CHECKING:
     from antipode.training.run import Run
 
 PREFIX = "evaluate."
 CONTINUED_AT = "continued_at"
+AS_SETTINGS = "In a study options are settings: --set data=NAME=PATH, --set evaluate.data=NAME=PATH for the judge's."
 
 
 @dataclass(frozen=True)
@@ -59,21 +60,27 @@ class Pretraining:
             fields["epochs"] = fields.pop(CONTINUED_AT)
         return name_of_run(fields)
 
-    def run(self, jobs: Sequence[Job], store: Path, device: str) -> Iterator[Measured]:
+    def run(self, jobs: Sequence[Job], store: Path, device: str) -> Iterator[Measured | Begun]:
         from antipode.data.sharing import keep_decoded
 
-        with keep_decoded():  # for all runs and their judges
-            yield from self.run_each(jobs, store, device)
+        try:
+            with keep_decoded():  # for all runs and their judges
+                yield from self.run_each(jobs, store, device)
+        except UsageError as error:  # it names options of pretrain and evaluate
+            raise UsageError(f"{error}\n{AS_SETTINGS}") from error
 
-    def run_each(self, jobs: Sequence[Job], store: Path, device: str) -> Iterator[Measured]:
+    def run_each(self, jobs: Sequence[Job], store: Path, device: str) -> Iterator[Measured | Begun]:
         from antipode.training.telemetry import Diverged
 
         runs: dict[str, Run] = {}
         failed: dict[str, str] = {}
-        for job in jobs:
+        names = [name_of_run(self.split(job.given)[0]) for job in jobs]
+        for job, name in zip(jobs, names, strict=True):
             fields, judging = self.split(job.given)
             started = time.monotonic()
-            name = name_of_run(fields)
+            if name not in runs and name not in failed:
+                read_off = [other for other, run_of_other in zip(jobs, names, strict=True) if run_of_other == name]
+                yield Begun(len(runs) + len(failed) + 1, len(set(names)), read_off)
             if name in failed:
                 yield Measured(job, None, {"run": name, "failure": failed[name]})
                 continue

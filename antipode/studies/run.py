@@ -12,7 +12,6 @@ STORE is OUT unless given; several studies, processes and machines may share one
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -21,11 +20,10 @@ from typing import Any
 
 import antipode
 from antipode.errors import UsageError
-from antipode.files import write_text
-from antipode.studies.study import Cell, Job, Measured, Settings, Study, Table
+from antipode.files import refuse_unwritable, write_text
+from antipode.studies.study import Begun, Cell, Job, Measured, Settings, Study, Table, in_common, label, shown
 
 TOLD = ("run", "images_per_second", "memory_mib", "failure")  # of what is kept with a cell, where there is such
-NOT_GIVEN = object()
 MAKER = ("antipode", "commit")  # version and commit of what computed a cell
 
 
@@ -49,24 +47,42 @@ def run_study(
     given = given or {}
     seeds = list(dict.fromkeys(seeds))
     refuse_other_study(study, out)
-    refuse_axes(study, given)
-    jobs = {cell.label: [study.job(cell, given, seed) for seed in seeds] for cell in study.cells}
-    chosen = share(study, study.choose(only or {}), jobs, *part)
-    make_folder(out)
-    folder = make_folder(store / "cells")
-    labels = {job.address: cell.label for cell in chosen for job in jobs[cell.label]}
-    waiting = {job.address: job for cell in chosen for job in jobs[cell.label] if finished(folder, job) is None}
-    say(f"{len(labels) - len(waiting)} of {len(labels)} cells are finished already, {len(waiting)} are to be computed")
-    for number, measured in enumerate(study.runner.run(list(waiting.values()), store, device), 1):
-        keep(folder, study, measured)
-        where = labels[measured.job.address] + (f", seed {measured.job.given['seed']}" if len(seeds) > 1 else "")
-        found = measured.details.get("failure") if measured.value is None else f"{measured.value:.2f}"
-        say(f"{number}/{len(waiting)}  {where}: {found}")
-    results = collect(study, folder, jobs, seeds, given)
+    all_parts = study.choose(only or {})
+    refuse_axes(study, all_parts, given)
+    alike = cells_alike(study, all_parts, given)
+    jobs = {cell.label: [study.job(cell, given, seed) for seed in seeds] for cell in alike}
+    chosen = share(study, all_parts, jobs, *part)
+    refuse_unwritable("out", out, out)
+    refuse_unwritable("store", store, store / "cells")
+    compute(study, [(cell, jobs[cell.label]) for cell in chosen], store, device, say)
+    results = collect(study, store / "cells", jobs, seeds, given)
     if len(versions := makers(results)) > 1:
         say(f"these cells were computed by {len(versions)} versions of antipode: {', '.join(versions)}")
+    out.mkdir(parents=True, exist_ok=True)
     write_text(out / "results.json", json.dumps(results, indent=1) + "\n")
     return results
+
+
+def compute(
+    study: Study, jobs: Sequence[tuple[Cell, Sequence[Job]]], store: Path, device: str, say: Callable[[str], None]
+) -> None:
+    """What is not finished of these cells, saying before a run what it is of and after a number what it is."""
+    folder = store / "cells"
+    places = {job.address: cell for cell, own in jobs for job in own}
+    waiting = {job.address: job for _, own in jobs for job in own if finished(folder, job) is None}
+    say(f"{len(places) - len(waiting)} of {len(places)} cells are finished already, {len(waiting)} are to be computed")
+    several = any(len(own) > 1 for _, own in jobs)
+    number = 0
+    for event in study.runner.run(list(waiting.values()), store, device):
+        if isinstance(event, Begun):
+            of_all = in_common([places[job.address] for job in event.jobs])
+            say(f"run {event.number} of {event.of}: {label({**of_all, 'seed': event.jobs[0].given['seed']})}")
+            continue
+        number += 1
+        keep(folder, study, event)
+        where = places[event.job.address].label + (f", seed {event.job.given['seed']}" if several else "")
+        found = event.details.get("failure") if event.value is None else f"{event.value:.2f}"
+        say(f"{number}/{len(waiting)}  {where}: {found}")
 
 
 def refuse_other_study(study: Study, out: Path) -> None:
@@ -80,20 +96,55 @@ def refuse_other_study(study: Study, out: Path) -> None:
             )
 
 
-def refuse_axes(study: Study, given: Settings) -> None:
-    """What the grid varies cannot be the same in all cells that have it."""
+def refuse_axes(study: Study, chosen: Sequence[Cell], given: Settings) -> None:
+    """What the chosen cells differ in cannot be the same in all of them."""
     for name in given:
-        own = [cell.given.get(name, NOT_GIVEN) for cell in study.cells if study.runner.takes(cell.given, name)]
-        if any(value != own[0] for value in own):
-            raise UsageError(f"set: {name} is what the study varies. --only chooses among its cells.")
         if name == "seed":
             raise UsageError("set: seeds are given with --seeds.")
+        groups = by_value(study, chosen, name)
+        if len(groups) > 1:
+            found = "; ".join(f"{value} at {described(cells)}" for value, cells in groups.items())
+            raise UsageError(
+                f"set: {name} is what the study varies: it is {found}. Choose cells that have the same with --only."
+            )
 
 
-def altered(study: Study, given: Settings) -> list[str]:
+def by_value(study: Study, cells: Sequence[Cell], name: str) -> dict[str, list[Cell]]:
+    """The cells that have a setting, by what it is in them; none where the grid does not speak of it."""
+    found: dict[str, list[Cell]] = {}
+    if any(name in cell.given for cell in study.cells):
+        for cell in cells:
+            if study.runner.takes(cell.given, name):
+                settings = {**study.job(cell, {}, 0).settings, **cell.given}
+                found.setdefault(shown(settings.get(name)), []).append(cell)
+    return found
+
+
+def described(cells: Sequence[Cell]) -> str:
+    return cells[0].label + (f" and {len(cells) - 1} more" if len(cells) > 1 else "")
+
+
+def cells_alike(study: Study, chosen: Sequence[Cell], given: Settings) -> list[Cell]:
+    """The cells that stand in one table with the chosen ones when these settings are given: those that differ from
+    them in nothing given. Given the same, others would become their doubles, under names that are wrong then."""
+    known = {name: by_value(study, chosen, name).keys() for name in given}
+    return [
+        cell
+        for cell in study.cells
+        if all(by_value(study, [cell], name).keys() <= values for name, values in known.items() if values)
+    ]
+
+
+def altered(study: Study, cells: Sequence[Cell], given: Settings) -> list[str]:
     """Which of the settings given make a cell another than the paper's: not the folder of its images, say."""
-    both = [(study.job(cell, {}, 0).settings, study.job(cell, given, 0).settings) for cell in study.cells]
+    both = [(study.job(cell, {}, 0).settings, study.job(cell, given, 0).settings) for cell in cells]
     return [name for name in given if any(own.get(name) != made.get(name) for own, made in both)]
+
+
+def remark(results: Mapping[str, Any]) -> str:
+    """What keeps the numbers from passing for the paper's, if anything does."""
+    given = ", ".join(f"{name}={results['given'][name]}" for name in results["altered"])
+    return given and f"Not the study's own settings, and not the paper's: {given}"
 
 
 def share(
@@ -107,16 +158,6 @@ def share(
     return list(chain.from_iterable(shared[len(shared) * (part - 1) // parts : len(shared) * part // parts]))
 
 
-def make_folder(path: Path) -> Path:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"out: {path} cannot be made: {error.strerror}.") from error
-    if not os.access(path, os.W_OK | os.X_OK):  # said before the work, not after it
-        raise UsageError(f"out: {path} cannot be written to.")
-    return path
-
-
 def finished(folder: Path, job: Job) -> dict[str, Any] | None:
     """What is kept of a job that was computed before."""
     path = folder / f"{job.address}.json"
@@ -128,6 +169,7 @@ def keep(folder: Path, study: Study, measured: Measured) -> None:
 
     known = {"runner": study.runner.name, "settings": measured.job.settings, "value": measured.value}
     made = {"antipode": antipode.__version__, "commit": commit(), "time": now(), **measured.details}
+    folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{measured.job.address}.json", json.dumps({**known, **made}, indent=1) + "\n")
 
 
@@ -144,15 +186,16 @@ def told(kept: Mapping[str, Any]) -> dict[str, Any]:
 def collect(
     study: Study, folder: Path, jobs: Mapping[str, Sequence[Job]], seeds: Sequence[int], given: Settings
 ) -> dict[str, Any]:
-    """Everything known of a study, by this process or another."""
+    """Everything known of a study, by this process or another. Cells without jobs have no value here."""
     from antipode.training.run import now
 
     cells, known = [], []
     for cell in study.cells:
-        found = {str(seed): finished(folder, job) for seed, job in zip(seeds, jobs[cell.label], strict=True)}
+        own = jobs.get(cell.label, [])
+        found = dict.fromkeys(map(str, seeds)) | {str(job.given["seed"]): finished(folder, job) for job in own}
         known.append({seed: float(kept["value"]) for seed, kept in found.items() if kept and kept["value"] is not None})
         values = list(known[-1].values())
-        settings = {name: value for name, value in jobs[cell.label][0].settings.items() if name != "seed"}
+        settings = {name: value for job in own[:1] for name, value in job.settings.items() if name != "seed"}
         cells.append(
             {
                 "at": dict(cell.at),
@@ -163,7 +206,7 @@ def collect(
                 "values": {seed: kept and kept["value"] for seed, kept in found.items()},
                 "told": {seed: kept and told(kept) for seed, kept in found.items()},
                 "made_by": {seed: kept and {name: kept.get(name) for name in MAKER} for seed, kept in found.items()},
-                "addresses": [job.address for job in jobs[cell.label]],
+                "addresses": [job.address for job in own],
                 "settings": settings,
             }
         )
@@ -173,7 +216,7 @@ def collect(
         "paper": study.paper,
         "quantity": study.quantity,
         "given": dict(given),
-        "altered": altered(study, given),
+        "altered": altered(study, [cell for cell in study.cells if cell.label in jobs], given),
         "seeds": list(seeds),
         "cells": cells,
         "claims": [claim.judge(Table(study.cells, known)) for claim in study.claims],

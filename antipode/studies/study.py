@@ -45,6 +45,12 @@ def label(at: Settings) -> str:
     return ", ".join(f"{axis} {shown(value)}" for axis, value in at.items())
 
 
+def in_common(cells: Sequence[Cell]) -> Settings:
+    """The part of their places in which cells do not differ."""
+    first, *others = (cell.at.items() for cell in cells)
+    return dict(place for place in first if all(place in other for other in others))
+
+
 def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
@@ -72,7 +78,7 @@ class Table:
         """(cell, mean over its seeds) of every cell, all of which must be there."""
         for cell, values in zip(self.cells, self.values, strict=True):
             if not values:
-                raise NotMeasured(f"{cell.label} has no value yet")
+                raise NotMeasured(f"{cell.label} has no value")
             yield cell, fmean(values.values())
 
     def part(self, **at: Any) -> Table:
@@ -89,9 +95,11 @@ class Table:
     def pairs(self, one: Settings, other: Settings) -> list[tuple[float, float]]:
         """The values of two cells, for each seed that both have."""
         (first,), (second,) = self.part(**one).values, self.part(**other).values
+        if missing := [label(at) for at, values in ((one, first), (other, second)) if not values]:
+            raise NotMeasured(f"{' and '.join(missing)} {'has' if len(missing) == 1 else 'have'} no value")
         found = [(value, second[seed]) for seed, value in first.items() if seed in second]
         if not found:
-            raise NotMeasured(f"{label(one)} and {label(other)} have no seed in common yet")
+            raise NotMeasured(f"{label(one)} and {label(other)} have no seed in common")
         return found
 
     def row(self, **at: Any) -> list[float]:
@@ -137,9 +145,18 @@ class Measured:
     details: Settings = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Begun:
+    """What is worked on now, the number-th of `of` runs: for those who wait hours for its first number."""
+
+    number: int
+    of: int
+    jobs: Sequence[Job]  # the cells that are read off it
+
+
 class Runner(Protocol):
     """What computes cells. `run` gives each number as soon as it has it, in any order: whatever was given is kept,
-    so what a runner computes together is what an interruption can cost."""
+    so what a runner computes together is what an interruption can cost. What takes long it says before it begins."""
 
     @property
     def name(self) -> str: ...
@@ -156,7 +173,7 @@ class Runner(Protocol):
         """Names what has to be computed once for several cells, which therefore stay in one part of a study."""
         ...
 
-    def run(self, jobs: Sequence[Job], store: Path, device: str) -> Iterator[Measured]: ...
+    def run(self, jobs: Sequence[Job], store: Path, device: str) -> Iterator[Measured | Begun]: ...
 
 
 @dataclass(frozen=True)
