@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from antipode.studies.study import Table
 from antipode.views.policies import Policy
 
 SMALL = "--backbone resnet-tiny --image-size 16 --batch-size 16 --queue-size 64 --bn-groups 2 --device cpu".split()
@@ -91,6 +92,11 @@ def interpret_kernels(file: str) -> None:
     if triton.__version__.startswith("3.6.") and broken in done.stdout:  # its own __index__ of a tensor
         pytest.skip("the interpreter of Triton 3.6 cannot do with this numpy; on a card the kernels are compared")
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+
+
+def table_of(cells, values) -> Table:
+    """One seed."""
+    return Table(cells, [{} if value is None else {"0": value} for value in values])
 
 
 def write_images(folder: Path, count: int, size=(24, 20), seed: int = 0, suffix: str = ".png") -> list[Path]:
