@@ -223,8 +223,8 @@ def refuse_lost_statistics(unused: Set[str], wanted: Set[str], name: str) -> Non
     lost = sorted(norm for norm in norms if f"{norm}weight" in wanted)
     if lost:
         raise UsageError(
-            f"{name} does not fit the backbone: it has batch norms ({lost[0].removesuffix('.')} and {len(lost) - 1} "
-            "others) where the backbone has another norm. Use --norm batch, or begin without these weights."
+            f"{name} does not fit the backbone: it has {len(lost)} batch norms ({lost[0].removesuffix('.')} is one) "
+            "where the backbone has another norm. Use --norm batch, or begin without these weights."
         )
 
 
