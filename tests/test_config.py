@@ -376,7 +376,7 @@ def test_a_run_says_of_what_the_formula_is_reconstructed(fields, losses):
     resolved = resolve(given(**fields))
     assert resolved.config.reconstructed == losses
     told = [note for note in resolved.notes if "reconstructed from MSBReg's supplement" in note]
-    assert told == ([f"{' and '.join(losses)}: {told[0].partition(': ')[2]}"] if losses else [])
+    assert told == ([f"{', '.join(losses)}: {told[0].partition(': ')[2]}"] if losses else [])
 
 
 def test_heads_have_the_norm_of_the_backbone_unless_they_are_given_one():

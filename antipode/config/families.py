@@ -89,7 +89,7 @@ class Config(RunningFields, OptimisationFields, ModelFields, ViewFields, DataFie
         """What a person should know of these settings before the run starts."""
         if not self.reconstructed:
             return []
-        return [f"{' and '.join(self.reconstructed)}: reconstructed from MSBReg's supplement, which has no formula."]
+        return [f"{', '.join(self.reconstructed)}: reconstructed from MSBReg's supplement, which has no formula."]
 
 
 class EmbeddingConfig(DispersionFields, EmbeddingFields, Config):
