@@ -120,6 +120,14 @@ def test_what_made_a_cell_is_kept_and_told_when_it_was_not_the_same(tmp_path):
     assert missing[0]["made_by"]["1"] == made_by[0] and missing[1]["made_by"] == {"1": None}
 
 
+def test_a_cell_was_made_by_the_commit_that_the_study_began_with(tmp_path, monkeypatch):
+    """A checkout may move on while a study runs for hours: the code in memory does not."""
+    commits = iter(["the first", "a later one", "another"])
+    monkeypatch.setattr("antipode.training.run.commit", lambda: next(commits))
+    made = {cell["made_by"]["0"]["commit"] for cell in run_study(sums(), tmp_path)["cells"]}
+    assert made == {"the first"}
+
+
 def test_cells_with_the_same_settings_are_computed_once_and_shared_between_studies(tmp_path):
     twice = sums((Cell({"row": "x", "b": 0}, patch={"a": 5}), Cell({"row": "y", "b": 0}, patch={"a": 5, "b": 0})))
     results = run_study(twice, tmp_path / "one", store=tmp_path)

@@ -67,11 +67,14 @@ def compute(
     study: Study, jobs: Sequence[tuple[Cell, Sequence[Job]]], store: Path, device: str, say: Callable[[str], None]
 ) -> None:
     """What is not finished of these cells, saying before a run what it is of and after a number what it is."""
+    from antipode.training.run import commit
+
     folder = store / "cells"
     places = {job.address: cell for cell, own in jobs for job in own}
     waiting = {job.address: job for _, own in jobs for job in own if finished(folder, job) is None}
     say(f"{len(places) - len(waiting)} of {len(places)} cells are finished already, {len(waiting)} are to be computed")
     several = any(len(own) > 1 for _, own in jobs)
+    maker = {"antipode": antipode.__version__, "commit": commit()}  # before hours in which the checkout may move on
     number = 0
     for event in study.runner.run(list(waiting.values()), store, device):
         if isinstance(event, Begun):
@@ -79,7 +82,7 @@ def compute(
             say(f"run {event.number} of {event.of}: {label({**of_all, 'seed': event.jobs[0].given['seed']})}")
             continue
         number += 1
-        keep(folder, study, event)
+        keep(folder, study, event, maker)
         where = places[event.job.address].label + (f", seed {event.job.given['seed']}" if several else "")
         found = event.details.get("failure") if event.value is None else f"{event.value:.2f}"
         say(f"{number}/{len(waiting)}  {where}: {found}")
@@ -164,11 +167,11 @@ def finished(folder: Path, job: Job) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.is_file() else None
 
 
-def keep(folder: Path, study: Study, measured: Measured) -> None:
-    from antipode.training.run import commit, now
+def keep(folder: Path, study: Study, measured: Measured, maker: Mapping[str, Any]) -> None:
+    from antipode.training.run import now
 
     known = {"runner": study.runner.name, "settings": measured.job.settings, "value": measured.value}
-    made = {"antipode": antipode.__version__, "commit": commit(), "time": now(), **measured.details}
+    made = {**maker, "time": now(), **measured.details}
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{measured.job.address}.json", json.dumps({**known, **made}, indent=1) + "\n")
 
