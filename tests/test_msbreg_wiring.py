@@ -129,10 +129,11 @@ def test_k_views_share_one_decode(tmp_path):
     assert reads(7, epochs=1) == two
 
 
-def test_results_say_which_losses_are_reconstructed(tmp_path):
+def test_results_say_which_losses_are_reconstructed(tmp_path, labelled):
     torch.set_num_threads(1)
     usual = SMALL | {"backbone": "resnet-tiny", "lr": 0.01, "epochs": 1, "device": "cpu", "tensorboard": False}
     for method, told in (("byol", None), ("msbreg", ["centroids", "singular_loss", "brownian_loss"])):
         run = antipode.pretrain(method, data=Counting(40).pictures, out=tmp_path / method, **usual)
-        (result,) = json.loads((run.path / "results.json").read_text())
-        assert result.get("reconstructed") == told
+        antipode.evaluate(run, protocol="knn", data=labelled, device="cpu")
+        results = json.loads((run.path / "results.json").read_text())
+        assert [result.get("reconstructed") for result in results] == [told, told]

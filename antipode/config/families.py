@@ -85,6 +85,11 @@ class Config(RunningFields, OptimisationFields, ModelFields, ViewFields, DataFie
         return []
 
     @property
+    def caveats(self) -> dict[str, list[str]]:
+        """What results must say of these settings, if anything."""
+        return {"reconstructed": self.reconstructed} if self.reconstructed else {}
+
+    @property
     def notes(self) -> list[str]:
         """What a person should know of these settings before the run starts."""
         if not self.reconstructed:

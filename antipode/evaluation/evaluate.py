@@ -90,6 +90,7 @@ def evaluate(
         "constants": {"holdout": holdout, "classes": classes, **verdict.constants},
         "images": {"train": verdict.train.readable, "test": verdict.test.readable},
         **judged_classes(test, verdict.test.loader.broken),
+        **(loaded.config.caveats if loaded.config else {}),
         **({"broken": broken} if broken else {}),
     }
     if loaded.run is not None:

@@ -210,14 +210,12 @@ class Run:
                 path.unlink(missing_ok=True)
 
     def add_result(self, result: dict[str, Any]) -> None:
-        """Append to results.json, with the losses whose formula is no paper's own. Of several processes that do so at
-        once, each waits for the others."""
+        """Append to results.json. Of several processes that do so at once, each waits for the others."""
         path = self.path / "results.json"
         with open(self.path / ".results.lock", "a") as lock:
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # let go of when closed, or when the process dies
-            caveat = {"reconstructed": names} if (names := self.config.reconstructed) else {}
-            write_text(path, json.dumps([*self.results(), {**result, **caveat, "time": now()}], indent=2) + "\n")
+            write_text(path, json.dumps([*self.results(), {**result, "time": now()}], indent=2) + "\n")
 
     def results(self) -> list[dict[str, Any]]:
         path = self.path / "results.json"

@@ -140,6 +140,7 @@ def summarise(
         "epoch": config.epochs,
         "seed": config.seed,
         "images": {"training" if held_out is None else "held out": count},
+        **config.caveats,
     }
     features = prepared.features(backbone, loader, torch.arange(len(images)))
     neighbour_sheet(loader, features, images.names).save(run.path / "neighbours.png")
