@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from antipode.report.contact_sheet import GAP, MARGIN, PAPER, contact_sheet
+from antipode.report.contact_sheet import APART, GAP, MARGIN, PAPER, contact_sheet
 
 
 def flat(height: int, width: int, *value: int) -> np.ndarray:
@@ -15,12 +15,13 @@ def flat(height: int, width: int, *value: int) -> np.ndarray:
 def test_pictures_stand_in_a_grid_with_their_colours() -> None:
     rows = [[flat(10, 10, 255, 0, 0), flat(50, 50, 7)], [flat(300, 300, 0, 0, 255, 255)]]
     sheet = np.asarray(contact_sheet(rows, tile=40))
-    assert sheet.shape == (2 * MARGIN + 80 + GAP, 2 * MARGIN + 80 + GAP, 3)
+    assert sheet.shape == (2 * MARGIN + 80 + GAP, 2 * MARGIN + 80 + GAP + APART, 3)
     middle = MARGIN + 20
     assert sheet[middle, middle].tolist() == [255, 0, 0]
-    assert sheet[middle, middle + 40 + GAP].tolist() == [7, 7, 7]
+    assert sheet[middle, middle + 40 + GAP + APART].tolist() == [7, 7, 7]
+    assert (sheet[:, MARGIN + 40 : MARGIN + 40 + GAP + APART] == PAPER).all()  # the first stands apart
     assert sheet[middle + 40 + GAP, middle].tolist() == [0, 0, 255]
-    assert sheet[middle + 40 + GAP, middle + 40 + GAP].tolist() == list(PAPER)  # the shorter row
+    assert sheet[middle + 40 + GAP, middle + 40 + GAP + APART].tolist() == list(PAPER)  # the shorter row
 
 
 def test_proportions_are_kept_and_transparency_shows_what_is_behind() -> None:
@@ -28,7 +29,7 @@ def test_proportions_are_kept_and_transparency_shows_what_is_behind() -> None:
     tile = sheet[MARGIN : MARGIN + 40, MARGIN : MARGIN + 40]
     black = (tile == 0).all(axis=2)
     assert black.sum() == 10 * 40 and black[15:25].all()
-    assert (sheet[MARGIN : MARGIN + 40, MARGIN + 40 + GAP :] > 200).all()
+    assert (sheet[MARGIN : MARGIN + 40, MARGIN + 40 + GAP + APART :] > 200).all()
 
 
 def test_captions_are_written_in_their_own_column_however_long() -> None:

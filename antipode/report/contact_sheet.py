@@ -14,6 +14,7 @@ PAPER = (250, 250, 248)
 MOUNT = (236, 236, 232)  # behind a picture that does not fill its tile
 INK = (60, 60, 64)
 MARGIN, GAP = 12, 4
+APART = 10  # beside the gap, between the first picture of a row and those that are compared with it
 CAPTION_WIDTH = 132
 FONT_SIZE = 12
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
@@ -22,7 +23,7 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 def contact_sheet(
     rows: Sequence[Sequence[np.ndarray]], captions: Sequence[str] | None = None, tile: int = 96
 ) -> Image.Image:
-    """A grid of `tile` x `tile` pixels a picture, with one caption per row at the left.
+    """A grid of `tile` x `tile` pixels a picture, the first of each row apart, with one caption per row at the left.
 
     rows: (H, W, C) uint8 arrays of any sizes, C = 1 (grey), 3 (RGB) or 4 (RGBA). Rows may differ in length.
     """
@@ -30,6 +31,7 @@ def contact_sheet(
     pitch = tile + GAP
     most = max((len(row) for row in rows), default=0)
     width, height = (start + max(n * pitch - GAP, 0) + MARGIN for start, n in ((left, most), (MARGIN, len(rows))))
+    width += APART if most > 1 else 0
     sheet = Image.new("RGB", (width, height), PAPER)
     pen = ImageDraw.Draw(sheet)
     for r, row in enumerate(rows):
@@ -37,7 +39,7 @@ def contact_sheet(
         if captions:
             _write(pen, captions[r], (MARGIN, top, CAPTION_WIDTH, tile))
         for c, array in enumerate(row):
-            sheet.paste(_mount(array, tile), (left + c * pitch, top))
+            sheet.paste(_mount(array, tile), (left + c * pitch + (APART if c else 0), top))
     return sheet
 
 
