@@ -1,9 +1,10 @@
-"""How every command is added, and how what was typed wrongly is told."""
+"""What commands share: how each is added, how what was typed wrongly is told, and which images could not be read."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import sys
 from typing import Any, NoReturn
 
 from antipode.errors import UsageError, check_word
@@ -33,3 +34,11 @@ def add_command(commands: Any, name: str, run: Any, help: str, **more: Any) -> a
     )  # fmt: skip
     command.set_defaults(run=run)
     return command
+
+
+def print_broken(broken: dict[str, str]) -> None:
+    from antipode.data.broken import describe
+    from antipode.data.images import printable
+
+    for line in describe(broken):
+        print(printable(line), file=sys.stderr)

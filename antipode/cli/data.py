@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from antipode.cli.command import add_command
-from antipode.cli.judge import print_broken
+from antipode.cli.command import add_command, print_broken
 
 
 def add_commands(commands: Any) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from typing import Any
 
-from antipode.cli.command import add_command
+from antipode.cli.command import add_command, print_broken
 from antipode.errors import UsageError
 
 FEW = 100  # judged images: one of fewer is more than a point
@@ -168,14 +167,6 @@ def rates_of(constants: dict[str, Any]) -> str:
         return rates
     encoder = constants["chosen_encoder_lr"]
     return f"{rates}, {encoder:g} for the encoder" if encoder else f"{rates}, the encoder frozen"
-
-
-def print_broken(broken: dict[str, str]) -> None:
-    from antipode.data.broken import describe
-    from antipode.data.images import printable
-
-    for line in describe(broken):
-        print(printable(line), file=sys.stderr)
 
 
 def add_embed(commands: Any) -> None:

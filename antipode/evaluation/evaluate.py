@@ -15,7 +15,7 @@ from antipode.data.named import same_data
 from antipode.data.source import Data, open_images
 from antipode.devices import memory_errors, pick_device
 from antipode.errors import UsageError, check_word, nearest
-from antipode.evaluation.protocols import JUDGES
+from antipode.evaluation.protocols import JUDGES, Verdict
 from antipode.evaluation.subject import Subject
 from antipode.loading import ARCHITECTURE, Loaded, Spec, load
 from antipode.terminal import bars, warn
@@ -77,7 +77,6 @@ def evaluate(
         train, test = (open_images(data, split, holdout=holdout, classes=classes) for split in ("train", "val"))
         check_classes(train, test)
         verdict = judge(subject, train, test, seed, **given)
-    broken = verdict.train.loader.broken | verdict.test.loader.broken
     result = {
         "protocol": protocol,
         "data": data_name(data),
@@ -88,10 +87,8 @@ def evaluate(
         "backbone": loaded.name,
         "features": features,
         "constants": {"holdout": holdout, "classes": classes, **verdict.constants},
-        "images": {"train": verdict.train.readable, "test": verdict.test.readable},
-        **judged_classes(test, verdict.test.loader.broken),
         **(loaded.config.caveats if loaded.config else {}),
-        **({"broken": broken} if broken else {}),
+        **images_of(verdict, test),
     }
     if loaded.run is not None:
         try:
@@ -132,6 +129,16 @@ def keywords(function: Callable[..., Any]) -> list[str]:
     """What it takes by name alone: of a judge, what may be asked of its protocol."""
     parameters = inspect.signature(function).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+
+
+def images_of(verdict: Verdict, test: Images) -> dict[str, Any]:
+    """How many images taught and judged, of which classes, and which of them could not be read."""
+    broken = verdict.train.loader.broken | verdict.test.loader.broken
+    return {
+        "images": {"train": verdict.train.readable, "test": verdict.test.readable},
+        **judged_classes(test, verdict.test.loader.broken),
+        **({"broken": broken} if broken else {}),
+    }
 
 
 def judged_classes(test: Images, broken: Collection[str]) -> dict[str, Any]:
