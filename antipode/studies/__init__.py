@@ -16,6 +16,7 @@ from antipode.studies import (
     mochi_variants,
     msbreg,
     msbreg_cifar10,
+    msbreg_elsewhere,
 )
 from antipode.studies.study import Study
 
@@ -23,7 +24,7 @@ ALL = (
     *(eqco.TABLE_5, eqco_cifar10.CIFAR10, *eqco_imagenet.STUDIES),
     *(jcl_cifar10.CIFAR10, *jcl.STUDIES),
     *(mochi_cifar10.CIFAR10, *mochi.STUDIES, *mochi_imagenet.STUDIES, *mochi_variants.STUDIES, mochi_ladder.FIGURE_4),
-    *(msbreg_cifar10.CIFAR10, *msbreg.STUDIES),
+    *(msbreg_cifar10.CIFAR10, msbreg_elsewhere.ELSEWHERE, *msbreg.STUDIES),
 )
 STUDIES: dict[str, Study] = {study.id: study for study in ALL}
 
