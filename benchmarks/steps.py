@@ -103,6 +103,7 @@ def compare_methods(results: Results, tiny: bool) -> None:
     mixed = {"mixing_warmup": 0, **({"hardest": 32, "pairs": 32, "with_query": 4} if tiny else {})}
     byol = {"method": "msbreg", "lr_per_view": False, "optimizer": "sgd", "singular_weight": 0, "brownian_weight": 0}
     byol |= {} if tiny else {"batch_size": 256}
+    contrastive = {"bn_groups": 1, **({} if tiny else {"batch_size": 256})}
     forces = {"singular_weight": 0.004, "brownian_weight": 0.5}
     groups = {"bn_groups": 8}
     parts: list[tuple[str, str, bool, int, dict[str, dict[str, Any]]]] = [  # name, network, compiled, rounds, rows
@@ -123,6 +124,10 @@ def compare_methods(results: Results, tiny: bool) -> None:
             "L_b and L_s": {**byol, "view_count": views, **forces},
             "L_b, L_s and uniformity": {**byol, "view_count": views, **forces, "uniformity_weight": 1.0},
         }) for network, views, compiled in (("resnet50", 2, False), ("resnet18", 2, True), ("resnet18", 4, False))),
+        *((f"forces on {method}", "resnet18", True, 2, {
+            "without": {**contrastive, "method": method},
+            "L_b and L_s": {**contrastive, "method": method, **forces},
+        }) for method in ("moco-v2", "simclr")),
     ]  # fmt: skip
     device = results.device
     cuda = device.type == "cuda"

@@ -312,7 +312,7 @@ def test_mochi_is_moco_with_explicit_synthetic_negatives(source):
     queue_size = 20 if source == "queue" else None
     mochi, views = method(queue_size, mixing=Mixing(hardest=6, pairs=4, with_query=3), alpha=50.0), images(2)
     given = inputs(mochi)
-    (comparison,), _ = mochi.compare_with_slow_keys(views, given)
+    (comparison,), _ = mochi.compare(mochi.queries(views), views, given)
     parents = mochi.mixed(comparison).parents
     query, key, n = comparison.query, comparison.keys[:, 0], comparison.negatives
     pairs = F.normalize(parents.a[..., None] * n[parents.first] + (1 - parents.a[..., None]) * n[parents.second], dim=2)
@@ -351,7 +351,7 @@ def test_the_oracle_lets_no_negative_of_the_same_class_count(source):
     views = images(2)
     step = of(views, {"labels": classes})
     of.finish(step)
-    (comparison,), _ = of.compare_with_slow_keys(views, {"labels": classes})
+    (comparison,), _ = of.compare(of.queries(views), views, {"labels": classes})
     held = queue.labels if source == "queue" else classes
     assert torch.equal(comparison.allowed, held != classes[:, None])
     if source == "queue":

@@ -116,7 +116,8 @@ def test_the_query_s_own_key_is_never_mixed_in_the_batch(made):
 def test_only_negatives_that_a_query_meets_are_mixed(made):
     method = built(method="mochi", negatives=5, hardest=None, pairs=60, with_query=60)
     given = inputs(method)
-    ((comparison,), _), _ = method.compare_with_slow_keys(photos(), given), method(photos(), given)
+    (comparison,), _ = method.compare(method.queries(photos()), photos(), given)
+    method(photos(), given)
     (each,) = made
     for places in (each.parents.first, each.parents.second, each.parents.partner):
         assert comparison.allowed.gather(1, places).all()
@@ -171,7 +172,7 @@ def test_more_hardest_than_there_are_negatives_is_said(given, at_hand):
 def test_the_signs_of_a_step_are_those_of_explicit_vectors(made, oracle):
     method = filled(built(method="mochi", hardest=10, pairs=6, with_query=5, oracle=oracle, temperature=0.3))
     given, views = inputs(method), photos()
-    (comparison,), _ = method.compare_with_slow_keys(views, given)
+    (comparison,), _ = method.compare(method.queries(views), views, given)
     negatives = comparison.negatives.clone().double()
     method.key_momentum = 1.0  # the slow copy has made the step's move already
     health = method(views, given).health

@@ -121,10 +121,7 @@ class Rehearsal:
                 inputs["labels"] = self.labels[images]
             views = self.make_views(canvas, "analysis", number)
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                if method.slow is None:
-                    compared = method.compare_views(views, inputs)
-                else:
-                    compared, _ = method.compare_with_slow_keys(views, inputs)
+                compared, _ = method.compare(method.queries(views), views, inputs)
             snapshot.stop_following()
             found = compared[0]
             yield images.repeat_interleave(len(found.query) // len(images)), found  # of repeated queries too

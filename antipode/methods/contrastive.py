@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from antipode.devices import beside
 from antipode.distributed import gather, gather_with_gradient, mine, world
 from antipode.methods.comparison import HEALTH_QUERIES, Comparison, drawn, rows_of, signs_of_health
 from antipode.methods.dispersion import Dispersion
@@ -136,22 +137,41 @@ class Contrastive(Method):
 
     def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> Step:
         inputs = inputs or {}
-        if self.slow is None:
-            comparisons = self.compare_views(views, inputs)
-            entering = torch.empty(0)
-        else:
-            comparisons, entering = self.compare_with_slow_keys(views, inputs)
+        queries = self.queries(views)
+        once = slice(None, None, self.keys if self.positives == "repeated" else 1)  # of repeated queries one each
+        embeddings = torch.stack([query[once] for query in queries], dim=1)
+        with beside(embeddings.device) as wait:  # many small products, while the slow copy fills the card
+            forces = self.dispersion(embeddings, inputs)
+        comparisons, entering = self.compare(queries, views, inputs)
         mixed = [self.mixed(comparison) for comparison in comparisons]
         losses = [self.loss(each, inputs, synthetic) for each, synthetic in zip(comparisons, mixed, strict=True)]
         loss = torch.stack(losses).sum()
         health = self.health(comparisons[0], inputs, mixed[0])
-        once = slice(None, None, self.keys if self.positives == "repeated" else 1)  # of repeated queries one each
-        forces = self.dispersion(torch.stack([each.query[once] for each in comparisons], dim=1), inputs)
         health["loss"] = loss.detach() / len(losses)
+        wait()
         if forces:
             loss = torch.stack([loss, *forces.values()]).sum()
             health |= {name: value.detach() for name, value in {**forces, "total_loss": loss}.items()}
-        return Step(loss, health, comparisons[0].query[once].detach(), {"keys": entering} | self.labels_of(inputs))
+        return Step(loss, health, embeddings[:, 0].detach(), {"keys": entering} | self.labels_of(inputs))
+
+    def queries(self, views: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The queries of each direction (N, D); without a slow copy they are each other's keys. SimCLR: both views in
+        one forward pass, so in one set of batch statistics, as in its released code."""
+        if self.slow is None:
+            return self.online(torch.cat(list(views))).chunk(2)
+        first, second, *_ = views
+        if self.positives == "repeated":
+            first = first.repeat_interleave(self.keys, dim=0)
+        return self.encode(self.online, [first, second] if self.symmetric else [first])
+
+    def compare(
+        self, queries: Sequence[Tensor], views: Sequence[Tensor], inputs: Inputs
+    ) -> tuple[list[Comparison], Tensor]:
+        """What each direction's queries meet, and the keys (N, D) that enter the queue when the step is over, so that
+        no query meets its own key there."""
+        if self.slow is None:
+            return self.compare_views(queries, inputs), torch.empty(0)
+        return self.compare_with_slow_keys(queries, views, inputs)
 
     def mixed(self, comparison: Comparison) -> Synthetic | None:
         """The synthetic negatives of each query, or None while there are none."""
@@ -182,13 +202,10 @@ class Contrastive(Method):
             each=self.positives == "each",
         )
 
-    def compare_with_slow_keys(self, views: Sequence[Tensor], inputs: Inputs) -> tuple[list[Comparison], Tensor]:
-        """MoCo's order: the query's forward; then, without gradient, the slow copy moves and encodes the keys. The
-        second result is what enters the queue when the step is over, so that no query meets its own key there."""
-        first, second, *_ = views
-        if self.positives == "repeated":
-            first = first.repeat_interleave(self.keys, dim=0)
-        queries = self.encode(self.online, [first, second] if self.symmetric else [first])
+    def compare_with_slow_keys(
+        self, queries: Sequence[Tensor], views: Sequence[Tensor], inputs: Inputs
+    ) -> tuple[list[Comparison], Tensor]:
+        """MoCo's order: after the queries' forward, without gradient, the slow copy moves and encodes the keys."""
         keys = inputs["keys"] if "keys" in inputs else self.slow_keys(views, inputs)
         means = [self.mean_key(each) for each in keys]
         comparisons = []
@@ -209,10 +226,9 @@ class Contrastive(Method):
         first, *rest = views
         return self.encode_keys([rest, [first]] if self.symmetric else [rest], inputs.get("order"))
 
-    def compare_views(self, views: Sequence[Tensor], inputs: Inputs) -> list[Comparison]:
-        """SimCLR: both views in one forward pass, so in one set of batch statistics, as in its released code; each
-        is query once and key once, and the gradient flows through both."""
-        first, second = self.online(torch.cat(list(views))).chunk(2)
+    def compare_views(self, queries: Sequence[Tensor], inputs: Inputs) -> list[Comparison]:
+        """SimCLR: each view is query once and key once, and the gradient flows through both."""
+        first, second = queries
         all_first, all_second = gather_with_gradient(first), gather_with_gradient(second)
         comparisons = []
         for direction, (query, key, own, other) in enumerate(
