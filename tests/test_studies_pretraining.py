@@ -119,9 +119,20 @@ def test_a_run_that_diverges_is_a_result_and_the_others_go_on(tmp_path):
 
 
 def test_the_grids_on_cifar10_have_the_tuned_rate():
-    for name in ("eqco", "jcl", "mochi"):
-        study = STUDIES[f"{name}/cifar10"]
+    for name in ("eqco/cifar10", "jcl/cifar10", "mochi/cifar10", "msbreg/elsewhere"):
+        study = STUDIES[name]
         assert {study.job(cell, {}, 0).settings["base_lr"] for cell in study.cells} == {0.24}
+
+
+def test_the_forces_are_all_that_is_added_to_other_methods():
+    study = STUDIES["msbreg/elsewhere"]
+    weights = {"singular_weight": 0.0, "brownian_weight": 0.0}
+    found: dict[tuple[str, str], list[dict]] = {}
+    for cell in study.cells:
+        settings = study.job(cell, {}, 0).settings
+        assert all((settings[name] == 0) == (cell.at["forces"] == "none") for name in weights)
+        found.setdefault((cell.at["method"], cell.at["judge"]), []).append({**settings, **weights})
+    assert len(found) == 8 and all(others == [first] * 2 for first, *others in found.values())
 
 
 def test_the_address_of_a_run_knows_what_matters():
