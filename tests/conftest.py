@@ -44,41 +44,66 @@ def pytest_collection_modifyitems(items):
 def command(*words, cwd=None, env=None, preexec_fn=None) -> subprocess.CompletedProcess:
     """`antipode ...` in a process of its own, with one thread: a fork of one that has imported torch already
     (warm_command.py), or with a preexec_fn one that begins from nothing."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"} | (env or {})
-    arguments = [str(word) for word in words]
     if preexec_fn is None:
-        return warm_command()(arguments, environment, os.fspath(cwd or os.getcwd()))
+        return Started(*words, cwd=cwd, env=env).completed()
     return subprocess.run(
-        [sys.executable, "-m", "antipode", *arguments],
+        [sys.executable, "-m", "antipode", *map(str, words)],
         capture_output=True,
         text=True,
-        env=environment,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"} | (env or {}),
         cwd=cwd,
         timeout=240,
         preexec_fn=preexec_fn,
     )
 
 
+class Started:
+    """`antipode ...` as it runs: what tests need of subprocess.Popen, of a fork (warm_command.py)."""
+
+    def __init__(self, *words, cwd=None, env=None) -> None:
+        self.words = [str(word) for word in words]
+        self.folder = tempfile.TemporaryDirectory()
+        self.outputs = {name: os.path.join(self.folder.name, name) for name in ("stdout", "stderr")}
+        for output in self.outputs.values():
+            Path(output).touch()
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"} | (env or {})
+        asked = {"words": self.words, "env": environment, "cwd": os.fspath(cwd or os.getcwd())}
+        self.pid = ask_forks(**asked, **self.outputs)
+        self.returncode = None
+
+    def poll(self, wait: bool = False) -> int | None:
+        if self.returncode is None:
+            self.returncode = ask_forks(pid=self.pid, wait=wait)
+        return self.returncode
+
+    def wait(self) -> int:
+        return self.poll(wait=True)
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def completed(self) -> subprocess.CompletedProcess:
+        status = self.wait()
+        found = (Path(output).read_text() for output in self.outputs.values())
+        return subprocess.CompletedProcess(self.words, status, *found)
+
+
+def ask_forks(**asked):
+    forks = warm_command()
+    print(json.dumps(asked), file=forks.stdin, flush=True)
+    return json.loads(forks.stdout.readline())
+
+
 @cache
-def warm_command():
+def warm_command() -> subprocess.Popen:
     """What runs the command in forks of one process, which ends with the tests: its input is closed then."""
-    forks = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, Path(__file__).with_name("warm_command.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    assert forks.stdin and forks.stdout
-
-    def run(words: list[str], env: dict[str, str], cwd: str) -> subprocess.CompletedProcess:
-        with tempfile.NamedTemporaryFile("r") as stdout, tempfile.NamedTemporaryFile("r") as stderr:
-            asked = {"words": words, "env": env, "cwd": cwd, "stdout": stdout.name, "stderr": stderr.name}
-            print(json.dumps(asked), file=forks.stdin, flush=True)
-            status = int(forks.stdout.readline())
-            return subprocess.CompletedProcess(words, status, stdout.read(), stderr.read())
-
-    return run
 
 
 def interpret_kernels(file: str) -> None:

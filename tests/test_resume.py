@@ -12,7 +12,7 @@ import time
 
 import pytest
 import torch
-from conftest import SMALL, command, write_images
+from conftest import SMALL, Started, command, write_images
 
 from antipode.training.run import Run
 
@@ -21,8 +21,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 def start(out, *more):
-    words = [sys.executable, "-m", "antipode", *ARGUMENTS, "--out", str(out), *more]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    return Started(*ARGUMENTS, "--out", out, *more)
 
 
 def wait_for_step(run, step, process):
@@ -70,9 +69,8 @@ def test_killed_at_random_moments_and_resumed_equals_never_stopped(tmp_path, nev
         process.send_signal(signal.SIGKILL)
         process.wait()
         reached = max([step for step, _ in Run(out).checkpoints()], default=0)
-    done = start(out, "--resume", "--save-minutes", "0.0005")
-    _, errors = done.communicate(timeout=240)
-    assert done.returncode == 0, errors
+    done = start(out, "--resume", "--save-minutes", "0.0005").completed()
+    assert done.returncode == 0, done.stderr
     assert_same(weights(out), weights(never_stopped))
     assert metrics(out) == metrics(never_stopped)
 
@@ -83,9 +81,10 @@ def test_asked_to_stop_it_saves_says_so_and_can_be_resumed(number, tmp_path, nev
     process = start(out)
     wait_for_step(out, 6, process)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 1
-    assert "stopped after step" in errors and "--resume" in errors and "Traceback" not in errors
+    stopped = process.completed()
+    assert stopped.returncode == 1
+    assert all(word in stopped.stderr for word in ("stopped after step", "--resume"))
+    assert "Traceback" not in stopped.stderr
     stopped_at = Run(out).checkpoints()[-1][0]
     assert 6 <= stopped_at < 60
     done = command(*ARGUMENTS, "--out", out, "--resume")
@@ -272,12 +271,7 @@ def test_every_method_killed_and_resumed_equals_never_stopped(method, tmp_path):
         words += ["--mixing-warmup", "2"]
     assert (done := command(*words, "--out", tmp_path / "whole")).returncode == 0, done.stderr
     again = [*words, "--out", tmp_path / "run", "--resume", "--save-minutes", "0.0005"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "antipode", *map(str, again)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=ENVIRONMENT,
-    )
+    process = Started(*again)
     wait_for_step(tmp_path / "run", random.Random(time.time_ns()).randint(3, 30), process)
     process.send_signal(signal.SIGKILL)
     process.wait()

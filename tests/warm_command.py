@@ -1,7 +1,8 @@
 """`antipode ...` in processes of their own that need not import torch first: forks of one that has.
 
-Each line of its standard input asks for a process: JSON with words, env, cwd, and the files for its output; the answer
-is the exit status. The one that forks imports and does nothing else, so its forks are as fresh as a new process.
+Each line of its standard input is JSON and asks for a process (words, env, cwd, and the files for its output), whose
+number is the answer, or for the exit status of one (pid; wait: until it has ended, or null while it has not). The one
+that forks imports and does nothing else, so its forks are as fresh as a new process.
 """
 
 import importlib
@@ -24,8 +25,14 @@ def become(words: list[str], env: dict[str, str], cwd: str, stdout: str, stderr:
     sys.exit(antipode.cli.main(words))
 
 
+def status(pid: int, wait: bool) -> int | None:
+    ended, found = os.waitpid(pid, 0 if wait else os.WNOHANG)
+    return os.waitstatus_to_exitcode(found) if ended else None
+
+
 for line in sys.stdin:
-    child = os.fork()
-    if child == 0:
-        become(**json.loads(line))
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    asked = json.loads(line)
+    answer = status(**asked) if "pid" in asked else os.fork()
+    if answer == 0 and "pid" not in asked:
+        become(**asked)
+    print(json.dumps(answer), flush=True)
