@@ -1,7 +1,9 @@
 """Shared by the tests: small real images on the disk, and the command in a process of its own."""
 
+import atexit
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,6 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
+from antipode.data.pack import pack
+from antipode.data.shapes import shapes
 from antipode.studies.study import Table
 from antipode.views.policies import Policy
 
@@ -104,6 +108,16 @@ def warm_command() -> subprocess.Popen:
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
+
+
+@cache
+def packed_shapes(count: int = 160) -> Path:
+    """Drawn shapes of 16 pixels, and 40 to judge by, in a pack. `shapes=160x16` would draw 660 in every process, which
+    takes as long as training on them."""
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    parts = {"train": shapes(count, 16), "val": shapes(40, 16, split="val")}
+    return pack(parts, os.path.join(folder, "shapes.pack")).path
 
 
 def interpret_kernels(file: str) -> None:

@@ -8,17 +8,17 @@ import sys
 import time
 
 import pytest
-from conftest import SMALL, command
+from conftest import SMALL, command, packed_shapes
 
 from antipode.training.run import Run
 
 ARGUMENTS = [
-    *["pretrain", "moco-v2", "--data", "shapes=160x16", *SMALL, "--epochs", "4", "--log-every", "5", "--lr", "0.02"],
-    *["--tensorboard", "false", "--precision", "fp32", "--knn-every", "2"],
+    *["pretrain", "moco-v2", "--data", packed_shapes(), "--recipe", "shapes", *SMALL, "--epochs", "4"],
+    *["--log-every", "5", "--lr", "0.02", "--tensorboard", "false", "--precision", "fp32", "--knn-every", "2"],
 ]
 # Few steps: float32 summed in another order once lets a rectifier open that else stays shut, and over dozens of steps
 # that grows as large as anything (two threads in place of one do the same). tests/test_ranks.py is exact, in float64.
-SHORT = [*ARGUMENTS, "--data", "shapes=64x16", "--epochs", "2", "--knn-every", "1", "--log-every", "1"]
+SHORT = [*ARGUMENTS, "--data", packed_shapes(64), "--epochs", "2", "--knn-every", "1", "--log-every", "1"]
 
 
 def torchrun(processes, *words):

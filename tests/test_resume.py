@@ -12,11 +12,12 @@ import time
 
 import pytest
 import torch
-from conftest import SMALL, Started, command, write_images
+from conftest import SMALL, Started, command, packed_shapes, write_images
 
 from antipode.training.run import Run
 
-ARGUMENTS = ["pretrain", "moco-v2", "--data", "shapes=160x16", *SMALL, "--epochs", "6", "--log-every", "3"]
+DATA = ["--data", str(packed_shapes()), "--recipe", "shapes"]
+ARGUMENTS = ["pretrain", "moco-v2", *DATA, *SMALL, "--epochs", "6", "--log-every", "3"]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
@@ -266,7 +267,7 @@ METHODS = {
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_killed_and_resumed_equals_never_stopped(method, tmp_path):
     """Memories, slow copies, schedules of lambda and momentum, mixing after its warm-up: all go on."""
-    words = ["pretrain", method, "--data", "shapes=160x16", *COMMON, *METHODS[method], "--epochs", "4"]
+    words = ["pretrain", method, *DATA, *COMMON, *METHODS[method], "--epochs", "4"]
     if "mochi" in method:
         words += ["--mixing-warmup", "2"]
     assert (done := command(*words, "--out", tmp_path / "whole")).returncode == 0, done.stderr
