@@ -4,9 +4,11 @@ import atexit
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from functools import cache
 from pathlib import Path
 
@@ -75,13 +77,20 @@ class Started:
         self.pid = ask_forks(**asked, **self.outputs)
         self.returncode = None
 
-    def poll(self, wait: bool = False) -> int | None:
+    def poll(self) -> int | None:
         if self.returncode is None:
-            self.returncode = ask_forks(pid=self.pid, wait=wait)
+            self.returncode = ask_forks(pid=self.pid)
         return self.returncode
 
-    def wait(self) -> int:
-        return self.poll(wait=True)
+    def wait(self, seconds: float = 240) -> int:
+        """The exit status. What takes longer is killed, and fails the test."""
+        late = time.monotonic() + seconds
+        while (status := self.poll()) is None:
+            if time.monotonic() > late:
+                self.send_signal(signal.SIGKILL)
+                raise TimeoutError(f"{' '.join(self.words)} has not ended after {seconds} s")
+            time.sleep(0.01)
+        return status
 
     def send_signal(self, number: int) -> None:
         os.kill(self.pid, number)

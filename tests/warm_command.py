@@ -1,8 +1,8 @@
 """`antipode ...` in processes of their own that need not import torch first: forks of one that has.
 
 Each line of its standard input is JSON and asks for a process (words, env, cwd, and the files for its output), whose
-number is the answer, or for the exit status of one (pid; wait: until it has ended, or null while it has not). The one
-that forks imports and does nothing else, so its forks are as fresh as a new process.
+number is the answer, or for the exit status of one (pid), null while it has not ended. The one that forks imports and
+does nothing else, so its forks are as fresh as a new process.
 """
 
 import importlib
@@ -25,8 +25,8 @@ def become(words: list[str], env: dict[str, str], cwd: str, stdout: str, stderr:
     sys.exit(antipode.cli.main(words))
 
 
-def status(pid: int, wait: bool) -> int | None:
-    ended, found = os.waitpid(pid, 0 if wait else os.WNOHANG)
+def status(pid: int) -> int | None:
+    ended, found = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(found) if ended else None
 
 
