@@ -56,11 +56,15 @@ def command(*words, cwd=None, env=None, preexec_fn=None) -> subprocess.Completed
         [sys.executable, "-m", "antipode", *map(str, words)],
         capture_output=True,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"} | (env or {}),
+        env=surroundings(env),
         cwd=cwd,
         timeout=240,
         preexec_fn=preexec_fn,
     )
+
+
+def surroundings(env: dict[str, str] | None) -> dict[str, str]:
+    return os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"} | (env or {})
 
 
 class Started:
@@ -72,8 +76,7 @@ class Started:
         self.outputs = {name: os.path.join(self.folder.name, name) for name in ("stdout", "stderr")}
         for output in self.outputs.values():
             Path(output).touch()
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"} | (env or {})
-        asked = {"words": self.words, "env": environment, "cwd": os.fspath(cwd or os.getcwd())}
+        asked = {"words": self.words, "env": surroundings(env), "cwd": os.fspath(cwd or os.getcwd())}
         self.pid = ask_forks(**asked, **self.outputs)
         self.returncode = None
 
