@@ -19,7 +19,7 @@ test-slow: setup
 setup: .venv/ready
 
 .venv/ready: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit("antipode needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -c 'import sys; sys.exit("unitsphere needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12") if sys.version_info < (3, 11) else None'
 	@echo "setting up .venv (torch is large: about a minute or two)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'

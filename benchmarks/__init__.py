@@ -1,1 +1,1 @@
-"""What antipode is measured by: `python -m benchmarks.speed` and its neighbours."""
+"""What unitsphere is measured by: `python -m benchmarks.speed` and its neighbours."""

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-import antipode
-from antipode.training.telemetry import read_metrics
+import unitsphere
 from benchmarks.measuring import machine
+from unitsphere.training.telemetry import read_metrics
 
 JUDGED = {"k-NN": "backbone", "k-NN, embedding": "embedding"}
 
@@ -31,12 +31,12 @@ def train(fields: dict[str, Any], fast: bool) -> dict[str, Any]:
     """One run: accuracies, the last loss, and how fast it went."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as scratch:
-        run = antipode.pretrain(
+        run = unitsphere.pretrain(
             "moco-v2", out=Path(scratch) / "run", symmetric=True, tensorboard=False, compile=fast, record=fast, **fields
         )
         lines = list(read_metrics(run.metrics_file))
         how = {"protocol": "knn", "data": fields["data"], "k": [200], "temperature": 0.1}
-        found = {name: antipode.evaluate(run, features=which, **how)["value"] for name, which in JUDGED.items()}
+        found = {name: unitsphere.evaluate(run, features=which, **how)["value"] for name, which in JUDGED.items()}
     return {name: value["k=200"] for name, value in found.items()} | {
         "loss": lines[-1]["loss"],
         "images_per_second": round(lines[-1]["images_per_second"]),

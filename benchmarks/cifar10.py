@@ -3,7 +3,7 @@
     python benchmarks/cifar10.py --data cifar10.pack --recipe cifar10 --epochs 100 --json result.json
     python benchmarks/cifar10.py --data cifar10.pack --recipe cifar10 --epochs 100 --symmetric true --json result.json
 
-Every other word is a field of `antipode pretrain`. k-NN: k 200, T 0.1, on the embedding and on the backbone; linear:
+Every other word is a field of `unitsphere pretrain`. k-NN: k 200, T 0.1, on the embedding and on the backbone; linear:
 MoCo's protocol on cached features, the rate chosen on a tenth of the training images. Last epoch.
 """
 
@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-import antipode
-from antipode.config.resolve import Layer
-from antipode.data.sharing import keep_decoded
-from antipode.training.prepare import prepare
-from antipode.training.pretrain import train
-from antipode.training.run import Run
-from antipode.training.telemetry import read_metrics
+import unitsphere
+from unitsphere.config.resolve import Layer
+from unitsphere.data.sharing import keep_decoded
+from unitsphere.training.prepare import prepare
+from unitsphere.training.pretrain import train
+from unitsphere.training.run import Run
+from unitsphere.training.telemetry import read_metrics
 
 RATES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
@@ -42,9 +42,9 @@ def measure(fields: dict[str, Any], folder: Path) -> dict[str, Any]:
     data = fields["data"]
     value: dict[str, Any] = {}
     for features in ("embedding", "backbone"):
-        found = antipode.evaluate(run, protocol="knn", data=data, features=features, k=[20, 200], temperature=0.1)
+        found = unitsphere.evaluate(run, protocol="knn", data=data, features=features, k=[20, 200], temperature=0.1)
         value |= {f"knn {features} {k}": accuracy for k, accuracy in found["value"].items()}
-    found = antipode.evaluate(run, protocol="linear", data=data, lr=RATES)
+    found = unitsphere.evaluate(run, protocol="linear", data=data, lr=RATES)
     value |= {f"linear {name}": number for name, number in found["value"].items()}
     return {
         "value": value,
@@ -72,7 +72,7 @@ def main() -> None:
         "date": date.today().isoformat(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "torch": torch.__version__,
-        "antipode": antipode.__version__,
+        "unitsphere": unitsphere.__version__,
         "command": " ".join(["python", "benchmarks/cifar10.py", *sys.argv[1:]]),
     }
     options.json.parent.mkdir(parents=True, exist_ok=True)

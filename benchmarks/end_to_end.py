@@ -1,7 +1,7 @@
 """CIFAR-10 from images to a backbone: symmetric MoCo, ResNet-18, batch 512, augmentation and k-NN included.
 
 Both contenders train for some epochs, and after each of them the same training images vote on the same test images
-(antipode's online k-NN). The clock never stops between the ends of two epochs.
+(unitsphere's online k-NN). The clock never stops between the ends of two epochs.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import numpy as np
 import torch
 from torch import nn
 
-import antipode
-from antipode.config.resolve import Config
-from antipode.data.decode import decode
-from antipode.data.images import Images, evenly
-from antipode.data.machine import worker_count
-from antipode.data.source import open_images
-from antipode.evaluation.knn import knn
-from antipode.training.summary import BANK_IMAGES, HELD_OUT_IMAGES, ONLINE_K
+import unitsphere
 from benchmarks.measuring import Results, Row
 from benchmarks.steps import settings
+from unitsphere.config.resolve import Config
+from unitsphere.data.decode import decode
+from unitsphere.data.images import Images, evenly
+from unitsphere.data.machine import worker_count
+from unitsphere.data.source import open_images
+from unitsphere.evaluation.knn import knn
+from unitsphere.training.summary import BANK_IMAGES, HELD_OUT_IMAGES, ONLINE_K
 
-EPOCHS = {"lightly": 4, "antipode": 12}  # of which the first is not counted: it starts the workers, or compiles
+EPOCHS = {"lightly": 4, "unitsphere": 12}  # of which the first is not counted: it starts the workers, or compiles
 SECTION = "end to end"
 
 
@@ -52,7 +52,7 @@ def compare_runs(results: Results, data: Path, tiny: bool) -> None:
     decoded = cache(lambda split, limit: decode_split(data, split, limit))
     epochs = dict.fromkeys(EPOCHS, 2) if tiny else EPOCHS
     results.add(SECTION, "lightly", partial(run_lightly, config, decoded, results.device, epochs["lightly"]))
-    results.add(SECTION, "antipode", partial(run_antipode, config, data, results.device, epochs["antipode"]))
+    results.add(SECTION, "unitsphere", partial(run_unitsphere, config, data, results.device, epochs["unitsphere"]))
 
 
 def run_lightly(config: Config, decoded: Any, device: torch.device, epochs: int) -> Row:
@@ -86,7 +86,7 @@ def run_lightly(config: Config, decoded: Any, device: torch.device, epochs: int)
     return row(len(train.images) // config.batch_size * config.batch_size, started, ends, accuracies)
 
 
-def run_antipode(config: Config, data: Path, device: torch.device, epochs: int) -> Row:
+def run_unitsphere(config: Config, data: Path, device: torch.device, epochs: int) -> Row:
     """The run's own TensorBoard events tell when each epoch was over, its k-NN included."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -94,7 +94,7 @@ def run_antipode(config: Config, data: Path, device: torch.device, epochs: int) 
     fields = config.model_dump(mode="json", exclude={"data", "lr", "method"}) | own
     with tempfile.TemporaryDirectory() as scratch:
         started = time.time()
-        run = antipode.pretrain(config.method, data=data, out=Path(scratch) / "run", **fields)
+        run = unitsphere.pretrain(config.method, data=data, out=Path(scratch) / "run", **fields)
         events = EventAccumulator(str(run.path / "events"))
         events.Reload()
     found = events.Scalars("knn")

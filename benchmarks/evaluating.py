@@ -8,15 +8,15 @@ from functools import partial
 import numpy as np
 import torch
 
-from antipode.data.loader import Loader
-from antipode.data.python_data import from_array
-from antipode.devices import pick_precision
-from antipode.evaluation.features import CachedFeatures, extract, forward, frozen
-from antipode.evaluation.knn import knn
-from antipode.evaluation.linear import PROTOCOLS, linear
-from antipode.views.evaluation import Preprocess
 from benchmarks.measuring import Results, Row, milliseconds
 from benchmarks.steps import on_device, settings
+from unitsphere.data.loader import Loader
+from unitsphere.data.python_data import from_array
+from unitsphere.devices import pick_precision
+from unitsphere.evaluation.features import CachedFeatures, extract, forward, frozen
+from unitsphere.evaluation.knn import knn
+from unitsphere.evaluation.linear import PROTOCOLS, linear
+from unitsphere.views.evaluation import Preprocess
 
 CLASSES = 10
 RATES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
@@ -31,7 +31,7 @@ def time_evaluation(results: Results, tiny: bool) -> None:
     for batch in (256, 1024):
         results.add("features", f"forward passes alone, batch {batch}", partial(time_forward, device, tiny, batch))
     for size in (256, None):
-        name = f"antipode extract, batch {size or 'of its own choice'}"
+        name = f"unitsphere extract, batch {size or 'of its own choice'}"
         results.add("features", name, partial(time_extract, device, tiny, bank, size))
     results.section("knn", f"{queries:,} queries on {bank:,} images, k {k}; the bank on the device, queries on the CPU")
     for dim in (128, 512):

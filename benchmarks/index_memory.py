@@ -35,7 +35,7 @@ def write_folder(root: Path, count: int) -> None:
 
 def open_folder(root: str, how: str) -> dict[str, Any]:
     """In a process of its own. how: "imports", "strings", or the share held out."""
-    from antipode.data.source import open_images
+    from unitsphere.data.source import open_images
 
     started = time.perf_counter()
     count = 0

@@ -28,20 +28,20 @@ import numpy as np
 import torch
 from PIL import Image
 
-from antipode.config.resolve import Config
-from antipode.data.canvas import Canvas
-from antipode.data.decode import decode, open_picture, picture_array
-from antipode.data.images import Images
-from antipode.data.loader import Loader
-from antipode.data.machine import worker_count
-from antipode.data.pack import open_pack, pack
-from antipode.methods.method import Moment
-from antipode.randomness import generator
-from antipode.training.make_views import make_views_of
-from antipode.training.optimisers import build_optimizer
-from antipode.training.step import PlainStep, RecordedStep, TakeStep
 from benchmarks.measuring import Results, Row, wait_for
 from benchmarks.steps import on_device, settings
+from unitsphere.config.resolve import Config
+from unitsphere.data.canvas import Canvas
+from unitsphere.data.decode import decode, open_picture, picture_array
+from unitsphere.data.images import Images
+from unitsphere.data.loader import Loader
+from unitsphere.data.machine import worker_count
+from unitsphere.data.pack import open_pack, pack
+from unitsphere.methods.method import Moment
+from unitsphere.randomness import generator
+from unitsphere.training.make_views import make_views_of
+from unitsphere.training.optimisers import build_optimizer
+from unitsphere.training.step import PlainStep, RecordedStep, TakeStep
 
 BATCH = 256
 ASKED = 5000  # images/s
@@ -245,7 +245,7 @@ def measure(results: Results, folder: Path, count: int, small: int, seconds: flo
 
     results.section("one core", f"{size:.0f} kB JPEGs of 500x375, one thread, CPU time")
     results.add("one core", "Pillow", lambda: time_alone(by_pillow, photos))
-    results.add("one core", "antipode", lambda: time_alone(decode, photos))
+    results.add("one core", "unitsphere", lambda: time_alone(decode, photos))
 
     results.section("resident", f"{small} JPEGs of 32x32, until all are on the device")
     tiny = packed(thumbnails, small, folder / "thumbnails.pack")

@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from antipode.evaluation.knn import knn
 from benchmarks.measuring import Row, machine
+from unitsphere.evaluation.knn import knn
 
 GIB = 2**30
 ALLOWED = 8 * GIB

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from antipode.objectives import fused, info_nce
-from antipode.objectives.fused import Tiles
+from unitsphere.objectives import fused, info_nce
+from unitsphere.objectives.fused import Tiles
 
 TAU = 0.07
 DIM = 128

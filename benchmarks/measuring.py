@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-import antipode
+import unitsphere
 
 Row = dict[str, Any]
 
@@ -54,7 +54,7 @@ def machine(device: torch.device) -> Row:
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "cuda": torch.version.cuda if device.type == "cuda" else None,
-        "antipode": antipode.__version__,
+        "unitsphere": unitsphere.__version__,
         "command": shlex.join(["python", *sys.orig_argv[1:]]),
     }
 

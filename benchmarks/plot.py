@@ -30,7 +30,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlelocation": "left",
-    "svg.hashsalt": "antipode",  # the same file for the same numbers
+    "svg.hashsalt": "unitsphere",  # the same file for the same numbers
     "svg.fonttype": "none",
     "figure.facecolor": "white",
 }
@@ -54,7 +54,7 @@ def bars(axes: Axes, section: Section) -> None:
     rows = measured(section)
     speeds = [row["images_per_second"] for row in rows.values()]
     drawn = axes.barh(
-        list(rows), speeds, color=[OURS if name.startswith("antipode") else THEIRS for name in rows], height=0.7
+        list(rows), speeds, color=[OURS if name.startswith("unitsphere") else THEIRS for name in rows], height=0.7
     )
     first = speeds[0]
     axes.bar_label(drawn, [f"{speed:,}   {speed / first:.1f}x" for speed in speeds], padding=4, fontsize=9)
@@ -77,7 +77,7 @@ def line(axes: Axes, section: Section, label: str) -> None:
     axes.grid(axis="y", color="#e4e7ea")
     axes.set_axisbelow(True)
     axes.set_xlabel(label)
-    axes.set_title("images/s\n" + section["what"].removeprefix("antipode, "), fontsize=9, fontweight="normal")
+    axes.set_title("images/s\n" + section["what"].removeprefix("unitsphere, "), fontsize=9, fontweight="normal")
 
 
 def measured(section: Section) -> dict[str, Section]:
@@ -117,7 +117,7 @@ def main() -> None:
     matplotlib.rcParams.update(STYLE)
     sections: dict[str, Section] = {}
     for file in options.results:
-        sections |= json.loads(file.read_text())["sections"]
+        sections |= json.loads(file.read_text().replace("antipode", "unitsphere"))["sections"]
     options.to.mkdir(parents=True, exist_ok=True)
     figures: dict[str, tuple[dict[str, str], Callable[[dict[str, Section]], Figure]]] = {
         "speed": (COMPARED, draw_compared),

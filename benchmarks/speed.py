@@ -1,4 +1,4 @@
-"""How fast antipode is, and how much faster than what others run: everything measured in one process on one device.
+"""How fast unitsphere is, and how much faster than what others run: everything measured in one process on one device.
 
     python -m benchmarks.speed --cifar cifar10.pack --json benchmarks/results/speed-h200.json
     python -m benchmarks.speed --only resnet18 queue --json part.json

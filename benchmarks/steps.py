@@ -1,4 +1,4 @@
-"""The training step alone, views already on the device: antipode's forms beside official-style code."""
+"""The training step alone, views already on the device: unitsphere's forms beside official-style code."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from antipode.config.catalogue import family_of
-from antipode.config.resolve import Config, Layer, resolve
-from antipode.devices import pick_precision
-from antipode.methods.build import build_method
-from antipode.methods.method import Method, Moment
-from antipode.modules.queue import KeyQueue
-from antipode.randomness import generator
-from antipode.training.optimisers import build_optimizer
-from antipode.training.step import PlainStep, RecordedStep, TakeStep, compile_networks
 from benchmarks.measuring import Results, Row, milliseconds
 from benchmarks.peers.official import OfficialMoCo, OfficialStep
+from unitsphere.config.catalogue import family_of
+from unitsphere.config.resolve import Config, Layer, resolve
+from unitsphere.devices import pick_precision
+from unitsphere.methods.build import build_method
+from unitsphere.methods.method import Method, Moment
+from unitsphere.modules.queue import KeyQueue
+from unitsphere.randomness import generator
+from unitsphere.training.optimisers import build_optimizer
+from unitsphere.training.step import PlainStep, RecordedStep, TakeStep, compile_networks
 
 BATCHES = 3  # that take turns, and whose losses are kept
 NETWORKS = {
@@ -58,8 +58,8 @@ def compare_steps(results: Results, network: str, tiny: bool) -> None:
     for form, compiled, recorded in forms if cuda else forms[:1]:
         for groups in (1, 8):
             config = settings(network, tiny, bn_groups=groups)
-            name = f"antipode {form}, {'no BN groups' if groups == 1 else f'{groups} BN groups'}"
-            results.add(section, name, partial(time_antipode, config, device, compiled, recorded))
+            name = f"unitsphere {form}, {'no BN groups' if groups == 1 else f'{groups} BN groups'}"
+            results.add(section, name, partial(time_unitsphere, config, device, compiled, recorded))
 
 
 def sweep(results: Results, tiny: bool) -> None:
@@ -68,13 +68,13 @@ def sweep(results: Results, tiny: bool) -> None:
     device = results.device
     form = "recorded" if device.type == "cuda" else "plain"
     queue = settings("resnet18", tiny).queue_size
-    results.section("batch", f"antipode, resnet18, queue {queue}, no BN groups, {form}")
+    results.section("batch", f"unitsphere, resnet18, queue {queue}, no BN groups, {form}")
     for size in (16, 32) if tiny else (128, 256, 512, 1024, 2048):
         config = settings("resnet18", tiny, bn_groups=1, batch_size=size)
-        results.add("batch", str(size), partial(time_antipode, config, device, False, device.type == "cuda"))
+        results.add("batch", str(size), partial(time_unitsphere, config, device, False, device.type == "cuda"))
     form = "compiled and recorded" if device.type == "cuda" else "plain"
     config = settings("resnet18", tiny, bn_groups=1)
-    results.section("queue", f"antipode, resnet18, batch {config.batch_size}, no BN groups, {form}")
+    results.section("queue", f"unitsphere, resnet18, batch {config.batch_size}, no BN groups, {form}")
     method = cache(partial(on_device, config, device, compiled=device.type == "cuda"))
     for size in (64, 256) if tiny else (4096, 16384, 65536, 262144):
         results.add("queue", str(size), partial(time_queue, config, device, method, size))
@@ -91,10 +91,10 @@ def sweep_views(results: Results, tiny: bool) -> None:
         ("views", "msbreg", "view_count", (2, 4, 8)),
     ):
         fields: dict[str, Any] = {"method": method, "bn_groups": 1}
-        results.section(section, f"antipode, resnet18, {method}, no BN groups, {form}")
+        results.section(section, f"unitsphere, resnet18, {method}, no BN groups, {form}")
         for number in numbers[:2] if tiny else numbers:
             config = settings("resnet18", tiny, **fields, **{field: number})
-            results.add(section, str(number), partial(time_antipode, config, device, False, recorded))
+            results.add(section, str(number), partial(time_unitsphere, config, device, False, recorded))
 
 
 def compare_methods(results: Results, tiny: bool) -> None:
@@ -139,7 +139,7 @@ def compare_methods(results: Results, tiny: bool) -> None:
         for number in range(rounds):
             for name, fields in rows.items():
                 config = settings(network, tiny, **fields)
-                row = partial(time_antipode, config, device, cuda and compiled, cuda)
+                row = partial(time_unitsphere, config, device, cuda and compiled, cuda)
                 results.add(section, name + " again" * number, row)
 
 
@@ -164,10 +164,10 @@ def time_official(config: Config, device: torch.device, amp: bool) -> Row:
         torch.backends.cudnn.benchmark = False
 
 
-def time_antipode(config: Config, device: torch.device, compiled: bool, recorded: bool) -> Row:
+def time_unitsphere(config: Config, device: torch.device, compiled: bool, recorded: bool) -> Row:
     """views_mib: what the views take that wait for their turn; a recorded step has another place for its own."""
     method = cache(partial(on_device, config, device, compiled))
-    row = timed(lambda: antipode_step(method(), config, device, recorded), config, device)
+    row = timed(lambda: unitsphere_step(method(), config, device, recorded), config, device)
     views = method().views * config.batch_size * config.channels * config.image_size**2 * 4
     return row | {"views_mib": round((BATCHES + recorded) * views / 2**20)}
 
@@ -178,7 +178,7 @@ def time_queue(config: Config, device: torch.device, shared: Callable[[], Method
     def build() -> Take:
         method = shared()
         method.queue = KeyQueue(size, config.dim, generator=generator(0, "queue")).to(device)
-        return antipode_step(method, config, device, recorded=device.type == "cuda")
+        return unitsphere_step(method, config, device, recorded=device.type == "cuda")
 
     return timed(build, config, device)
 
@@ -190,7 +190,7 @@ def on_device(config: Config, device: torch.device, compiled: bool) -> Method:
     return method
 
 
-def antipode_step(method: Method, config: Config, device: torch.device, recorded: bool) -> Take:
+def unitsphere_step(method: Method, config: Config, device: torch.device, recorded: bool) -> Take:
     views = [
         [view.contiguous(memory_format=torch.channels_last) for view in views_of_one]
         for views_of_one in random_views(config, device, method.views)

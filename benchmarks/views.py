@@ -1,4 +1,4 @@
-"""Two views of a batch on the device: antipode's forms beside torchvision's and kornia's transforms.
+"""Two views of a batch on the device: unitsphere's forms beside torchvision's and kornia's transforms.
 
     python -m benchmarks.views --json benchmarks/results/views-h200.json
 
@@ -26,13 +26,13 @@ import torch
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
-from antipode.data.canvas import Canvas
-from antipode.devices import send
-from antipode.randomness import generator
-from antipode.views.apply import Frame, Render, blur_reach, can_fuse, parameters, render
-from antipode.views.draw import draw
-from antipode.views.policies import POLICIES, Policy
 from benchmarks.measuring import Results, Row, milliseconds
+from unitsphere.data.canvas import Canvas
+from unitsphere.devices import send
+from unitsphere.randomness import generator
+from unitsphere.views.apply import Frame, Render, blur_reach, can_fuse, parameters, render
+from unitsphere.views.draw import draw
+from unitsphere.views.policies import POLICIES, Policy
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ONE_BY_ONE = 32  # images of the row that is scaled to the batch
@@ -91,10 +91,10 @@ def compare_views(results: Results, tiny: bool) -> None:
         if find_spec("kornia") is not None:
             results.add(section, "kornia", partial(time_kornia, setting, device))
         for name, form in forms(setting, device).items():
-            results.add(section, f"antipode {name}, as in a run", partial(time_as_in_a_run, setting, form, device))
+            results.add(section, f"unitsphere {name}, as in a run", partial(time_as_in_a_run, setting, form, device))
             if device.type == "cuda":
-                results.add(section, f"antipode {name}, device alone", partial(time_device, setting, form, device))
-        results.add(section, "antipode, host alone", partial(time_host, setting, device))
+                results.add(section, f"unitsphere {name}, device alone", partial(time_device, setting, form, device))
+        results.add(section, "unitsphere, host alone", partial(time_host, setting, device))
 
 
 def forms(setting: Setting, device: torch.device) -> dict[str, Render]:
@@ -108,7 +108,7 @@ def forms(setting: Setting, device: torch.device) -> dict[str, Render]:
 
     found = {"plain": in_parts(render)}
     if can_fuse(setting.canvas(device)):
-        from antipode.views import fused
+        from unitsphere.views import fused
 
         found |= {"compiled": in_parts(torch.compile(render, dynamic=False)), "fused": fused.render}
     return found

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-import antipode
+import unitsphere
 
 DATA = "shapes"
 RUN = Path("runs/demo")
@@ -17,8 +17,8 @@ RATES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 def judge(what: str | Path) -> tuple[float, float]:
     """k-NN (k 20) and linear accuracy in percent."""
     common = {"data": DATA, "backbone": "resnet-tiny", "image_size": 32}
-    knn = antipode.evaluate(what, protocol="knn", k=[20], **common)["value"]["k=20"]
-    linear = antipode.evaluate(what, protocol="linear", lr=RATES, epochs=50, **common)["value"]["top1"]
+    knn = unitsphere.evaluate(what, protocol="knn", k=[20], **common)["value"]["k=20"]
+    linear = unitsphere.evaluate(what, protocol="linear", lr=RATES, epochs=50, **common)["value"]["top1"]
     return knn, linear
 
 
@@ -27,7 +27,7 @@ def main() -> None:
     started = time.perf_counter()
     shutil.rmtree(RUN, ignore_errors=True)
     print(f"Pre-training MoCo v2 on `{DATA}`: no label is used.", flush=True)
-    antipode.pretrain("moco-v2", data=DATA, out=RUN, **({"epochs": epochs} if epochs else {}))
+    unitsphere.pretrain("moco-v2", data=DATA, out=RUN, **({"epochs": epochs} if epochs else {}))
     rows = {"raw pixels": judge("pixels"), "random backbone": judge("random"), "after pre-training": judge(RUN)}
     print("\nAccuracy on held-out shapes, 12 classes (chance 8.3 %), with a frozen backbone:\n")
     print(f"  {'':<20} {'k-NN':>8} {'linear':>8}")

@@ -1,21 +1,21 @@
-"""A training loop of one's own, from antipode's parts: MoCo v2 in forty lines."""
+"""A training loop of one's own, from unitsphere's parts: MoCo v2 in forty lines."""
 
 import sys
 
 import torch
 
-from antipode.data.loader import Loader
-from antipode.data.source import open_images
-from antipode.methods.method import Encoder
-from antipode.modules.backbones import build_backbone
-from antipode.modules.heads import projection_head
-from antipode.modules.queue import KeyQueue
-from antipode.modules.slow_copy import follow, slow_copy
-from antipode.objectives import info_nce
-from antipode.randomness import generator
-from antipode.views.apply import apply
-from antipode.views.draw import draw
-from antipode.views.policies import POLICIES
+from unitsphere.data.loader import Loader
+from unitsphere.data.source import open_images
+from unitsphere.methods.method import Encoder
+from unitsphere.modules.backbones import build_backbone
+from unitsphere.modules.heads import projection_head
+from unitsphere.modules.queue import KeyQueue
+from unitsphere.modules.slow_copy import follow, slow_copy
+from unitsphere.objectives import info_nce
+from unitsphere.randomness import generator
+from unitsphere.views.apply import apply
+from unitsphere.views.draw import draw
+from unitsphere.views.policies import POLICIES
 
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 100
 loader = Loader(open_images("shapes=2000"))

@@ -17,10 +17,10 @@ import pytest
 import torch
 from PIL import Image
 
-from antipode.data.pack import pack
-from antipode.data.shapes import shapes
-from antipode.studies.study import Table
-from antipode.views.policies import Policy
+from unitsphere.data.pack import pack
+from unitsphere.data.shapes import shapes
+from unitsphere.studies.study import Table
+from unitsphere.views.policies import Policy
 
 SMALL = "--backbone resnet-tiny --image-size 16 --batch-size 16 --queue-size 64 --bn-groups 2 --device cpu".split()
 # Every operation of the views, each for some images and not for others.
@@ -48,12 +48,12 @@ def pytest_collection_modifyitems(items):
 
 
 def command(*words, cwd=None, env=None, preexec_fn=None) -> subprocess.CompletedProcess:
-    """`antipode ...` in a process of its own, with one thread: a fork of one that has imported torch already
+    """`unitsphere ...` in a process of its own, with one thread: a fork of one that has imported torch already
     (warm_command.py), or with a preexec_fn one that begins from nothing."""
     if preexec_fn is None:
         return Started(*words, cwd=cwd, env=env).completed()
     return subprocess.run(
-        [sys.executable, "-m", "antipode", *map(str, words)],
+        [sys.executable, "-m", "unitsphere", *map(str, words)],
         capture_output=True,
         text=True,
         env=surroundings(env),
@@ -68,7 +68,7 @@ def surroundings(env: dict[str, str] | None) -> dict[str, str]:
 
 
 class Started:
-    """`antipode ...` as it runs: what tests need of subprocess.Popen, of a fork (warm_command.py)."""
+    """`unitsphere ...` as it runs: what tests need of subprocess.Popen, of a fork (warm_command.py)."""
 
     def __init__(self, *words, cwd=None, env=None) -> None:
         self.words = [str(word) for word in words]

@@ -5,16 +5,16 @@ import torch
 from test_ranks import MIXED, N, on_two_ranks, small_for
 from torch import nn
 
-from antipode.config.resolve import Layer, resolve
-from antipode.distributed import average, averaging_gradients, gather, mine
-from antipode.errors import UsageError
-from antipode.methods.build import build_method
-from antipode.methods.method import Moment
-from antipode.modules.norms import groups_of
-from antipode.randomness import generator
-from antipode.training.estimate import saved_bytes
-from antipode.training.optimisers import build_optimizer
-from antipode.training.step import PlainStep
+from unitsphere.config.resolve import Layer, resolve
+from unitsphere.distributed import average, averaging_gradients, gather, mine
+from unitsphere.errors import UsageError
+from unitsphere.methods.build import build_method
+from unitsphere.methods.method import Moment
+from unitsphere.modules.norms import groups_of
+from unitsphere.randomness import generator
+from unitsphere.training.estimate import saved_bytes
+from unitsphere.training.optimisers import build_optimizer
+from unitsphere.training.step import PlainStep
 
 STEPS = 3
 LAYER = {"norm": "layer", "bn_groups": 1}

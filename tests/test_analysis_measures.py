@@ -13,16 +13,16 @@ from scipy.integrate import quad
 from scipy.special import gammaln, ive, softmax
 from torch.nn.functional import normalize
 
-from antipode.analysis import figures, training
-from antipode.analysis.geometry import class_alignment
-from antipode.analysis.gradient import bound_of, loss_and_gradient, powers_to
-from antipode.analysis.hardness import false_negatives, matching
-from antipode.analysis.inquiry import Inquiry
-from antipode.analysis.similarity import similarity_and_variance
-from antipode.analysis.tsne import synthetic
-from antipode.errors import UsageError
-from antipode.objectives.geometry import uniformity
-from antipode.training.run import Run
+from unitsphere.analysis import figures, training
+from unitsphere.analysis.geometry import class_alignment
+from unitsphere.analysis.gradient import bound_of, loss_and_gradient, powers_to
+from unitsphere.analysis.hardness import false_negatives, matching
+from unitsphere.analysis.inquiry import Inquiry
+from unitsphere.analysis.similarity import similarity_and_variance
+from unitsphere.analysis.tsne import synthetic
+from unitsphere.errors import UsageError
+from unitsphere.objectives.geometry import uniformity
+from unitsphere.training.run import Run
 
 
 def sphere(*shape: int, seed: int = 0) -> torch.Tensor:

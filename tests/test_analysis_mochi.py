@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-import antipode
-from antipode.analysis import hardness, training
-from antipode.analysis.figures import colour
-from antipode.analysis.hardness import Asked
-from antipode.analysis.inquiry import Inquiry
-from antipode.methods.contrastive import Comparison, Contrastive
-from antipode.methods.method import Encoder
-from antipode.objectives.mixing import Mixing, draw_parents
-from antipode.training.run import Run
+import unitsphere
+from unitsphere.analysis import hardness, training
+from unitsphere.analysis.figures import colour
+from unitsphere.analysis.hardness import Asked
+from unitsphere.analysis.inquiry import Inquiry
+from unitsphere.methods.contrastive import Comparison, Contrastive
+from unitsphere.methods.method import Encoder
+from unitsphere.objectives.mixing import Mixing, draw_parents
+from unitsphere.training.run import Run
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 16, "queue_size": 64, "bn_groups": 1, "dim": 16}
 SMALL |= {"device": "cpu", "tensorboard": False, "epochs": 3, "keep_epochs": [1, 2, 3], "log_every": 1}
@@ -28,7 +28,7 @@ WAYS |= {"mix_in": "key", "mix_until": 0.4}
 
 def pretrained(folder, method="mochi", **given) -> Run:
     torch.set_num_threads(1)
-    return antipode.pretrain(method, out=folder / "run", **(SMALL | given))
+    return unitsphere.pretrain(method, out=folder / "run", **(SMALL | given))
 
 
 @pytest.fixture(scope="module")

@@ -14,15 +14,15 @@ import torch
 from conftest import write_images, write_labelled
 from PIL import Image
 
-import antipode
-from antipode.analysis.analyse import analyse
-from antipode.analysis.inquiry import Inquiry
-from antipode.analysis.rehearsal import Rehearsal, Snapshot
-from antipode.cli import main
-from antipode.errors import UsageError
-from antipode.objectives.geometry import uniformity
-from antipode.training.make_views import make_views_of
-from antipode.training.run import Run
+import unitsphere
+from unitsphere.analysis.analyse import analyse
+from unitsphere.analysis.inquiry import Inquiry
+from unitsphere.analysis.rehearsal import Rehearsal, Snapshot
+from unitsphere.cli import main
+from unitsphere.errors import UsageError
+from unitsphere.objectives.geometry import uniformity
+from unitsphere.training.make_views import make_views_of
+from unitsphere.training.run import Run
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 16, "queue_size": 64, "bn_groups": 1, "dim": 16}
 SMALL |= {"device": "cpu", "tensorboard": False, "epochs": 2, "keep_epochs": [1, 2], "log_every": 1}
@@ -31,14 +31,14 @@ SMALL |= {"device": "cpu", "tensorboard": False, "epochs": 2, "keep_epochs": [1,
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Run:
     torch.set_num_threads(1)
-    return antipode.pretrain("moco-v2", data="shapes=200x16", out=tmp_path_factory.mktemp("moco") / "moco", **SMALL)
+    return unitsphere.pretrain("moco-v2", data="shapes=200x16", out=tmp_path_factory.mktemp("moco") / "moco", **SMALL)
 
 
 @pytest.fixture(scope="module")
 def simclr(tmp_path_factory) -> Run:
     torch.set_num_threads(1)
     settings = SMALL | {"epochs": 1, "warmup_epochs": 0}
-    return antipode.pretrain(
+    return unitsphere.pretrain(
         "simclr", data="shapes=200x16", out=tmp_path_factory.mktemp("simclr") / "other", **settings
     )
 
@@ -62,7 +62,7 @@ def test_the_images_of_the_queue_follow_from_the_step(symmetric, tmp_path):
         "symmetric": symmetric,
         "epochs": 1,
     }  # no multiple of a batch
-    run = antipode.pretrain("moco-v2", data="shapes=100x16", out=tmp_path / "run", **settings)
+    run = unitsphere.pretrain("moco-v2", data="shapes=100x16", out=tmp_path / "run", **settings)
     rehearsal = Rehearsal(run, Inquiry(), 64)
     snapshot = Snapshot.of(run.checkpoints()[-1][1], torch.device("cpu"))
     owners, queue = rehearsal.queue_images(snapshot), snapshot.method.queue.keys
@@ -192,8 +192,8 @@ def test_hardness_of_negatives_in_the_batch(simclr, tmp_path):
 
 def test_geometry_is_that_of_the_embedded_images(run, tmp_path):
     (found,) = results([run], "geometry", tmp_path, split="train")
-    images = antipode.embed(run, data="shapes=200x16", split="train", device="cpu")
-    labels = antipode.data.source.open_images("shapes=200x16", "train").labels
+    images = unitsphere.embed(run, data="shapes=200x16", split="train", device="cpu")
+    labels = unitsphere.data.source.open_images("shapes=200x16", "train").labels
     x = torch.nn.functional.normalize(images.features.double(), dim=1)
     squares = torch.cdist(x, x).square()
     same = (torch.tensor(labels)[:, None] == torch.tensor(labels)).fill_diagonal_(False)
@@ -256,12 +256,12 @@ def test_runs_without_what_an_analysis_needs_are_refused(run, simclr, tmp_path, 
     assert "is not a run" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["analyse", str(run.path), "--what", "training"]) == 2
-    assert "pip install antipode[plots]" in capsys.readouterr().err
+    assert "pip install -e '.[plots]'" in capsys.readouterr().err
 
 
 def test_a_run_on_data_from_python_asks_for_it_again(tmp_path):
     images = np.stack([np.asarray(Image.open(path)) for path in write_images(tmp_path / "photos", 40)])
-    run = antipode.pretrain("moco-v2", data=images, out=tmp_path / "run", **(SMALL | {"epochs": 1}))
+    run = unitsphere.pretrain("moco-v2", data=images, out=tmp_path / "run", **(SMALL | {"epochs": 1}))
     with pytest.raises(UsageError, match="given from Python"):
         analyse([run], "similarity")
     (found,) = results([run], "similarity", tmp_path / "out", data=images, augmentations=2)
@@ -272,7 +272,7 @@ def test_data_that_was_moved_is_divided_as_the_run_divided_it(tmp_path):
     data = write_labelled(tmp_path / "here")
     write_images(data / "grey", 30)
     fields = SMALL | {"epochs": 1, "holdout": 0.3, "classes": ["red", "blue"], "fraction": 0.5}
-    run = antipode.pretrain("moco-v2", data=data, out=tmp_path / "run", **fields)
+    run = unitsphere.pretrain("moco-v2", data=data, out=tmp_path / "run", **fields)
     before = {split: list(Inquiry().images(run, split).names) for split in ("train", "val")}
     data.rename(tmp_path / "there")
     for split in ("train", "val"):

@@ -13,12 +13,12 @@ from torch import nn
 from torch.utils.data import Dataset
 from torchvision.transforms import v2
 
-import antipode
-from antipode.analysis.analyse import analyse
-from antipode.errors import UsageError
-from antipode.evaluation.features import extract
-from antipode.training.checkpoint import load_checkpoint
-from antipode.training.run import Run
+import unitsphere
+from unitsphere.analysis.analyse import analyse
+from unitsphere.errors import UsageError
+from unitsphere.evaluation.features import extract
+from unitsphere.training.checkpoint import load_checkpoint
+from unitsphere.training.run import Run
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 16, "queue_size": 64, "bn_groups": 2, "epochs": 2}
 SMALL |= {"device": "cpu", "tensorboard": False}
@@ -54,7 +54,7 @@ def losses(run):
 
 
 def test_the_call_and_the_command_are_the_same_thing(photos, tmp_path):
-    run = antipode.pretrain("moco-v2", data=photos, out=tmp_path / "call", **SMALL)
+    run = unitsphere.pretrain("moco-v2", data=photos, out=tmp_path / "call", **SMALL)
     words = [w for name, value in SMALL.items() for w in (f"--{name.replace('_', '-')}", str(value).lower())]
     assert command("pretrain", "moco-v2", "--data", photos, "--out", tmp_path / "command", *words).returncode == 0
     assert losses(run) == losses(Run(tmp_path / "command"))
@@ -68,49 +68,49 @@ def test_an_item_that_raises_is_a_broken_image(tmp_path):
                 raise ValueError("corrupt record")
             return super().__getitem__(index)
 
-    with pytest.raises(antipode.AntipodeError, match=r"37.*ValueError: corrupt record"):
-        antipode.pretrain("moco-v2", data=Corrupt(pictures()), out=tmp_path / "strict", max_broken=0, **SMALL)
-    run = antipode.pretrain("moco-v2", data=Corrupt(pictures()), out=tmp_path / "run", max_broken=0.1, **SMALL)
+    with pytest.raises(unitsphere.UnitsphereError, match=r"37.*ValueError: corrupt record"):
+        unitsphere.pretrain("moco-v2", data=Corrupt(pictures()), out=tmp_path / "strict", max_broken=0, **SMALL)
+    run = unitsphere.pretrain("moco-v2", data=Corrupt(pictures()), out=tmp_path / "run", max_broken=0.1, **SMALL)
     assert len(losses(run)) == 2
 
 
 def test_custom_views_must_be_given_each_time(photos, tmp_path):
     words = ["--data", photos, "--out", tmp_path / "run", "--views", "custom"]
     done = command("pretrain", "moco-v2", *words, "--device", "cpu")
-    assert done.returncode == 2 and "antipode.pretrain(views=...)" in done.stderr
+    assert done.returncode == 2 and "unitsphere.pretrain(views=...)" in done.stderr
     assert not (tmp_path / "run").exists()
 
     def view(image):
         return image[:, :16, :16] / 255
 
-    antipode.pretrain("moco-v2", data=photos, out=tmp_path / "run", views=view, **SMALL)
+    unitsphere.pretrain("moco-v2", data=photos, out=tmp_path / "run", views=view, **SMALL)
     with pytest.raises(UsageError, match="views: custom views"):
-        antipode.pretrain(out=tmp_path / "run", resume=True, epochs=3)
-    antipode.pretrain(out=tmp_path / "run", resume=True, epochs=3, views=view)
+        unitsphere.pretrain(out=tmp_path / "run", resume=True, epochs=3)
+    unitsphere.pretrain(out=tmp_path / "run", resume=True, epochs=3, views=view)
 
 
 def test_arrays_tensors_and_datasets_give_the_same_run(tmp_path):
     arrays = pictures()
     sources = {"array": arrays, "tensor": torch.from_numpy(arrays).permute(0, 3, 1, 2), "dataset": Pairs(arrays)}
-    runs = [antipode.pretrain("moco-v2", data=data, out=tmp_path / name, **SMALL) for name, data in sources.items()]
+    runs = [unitsphere.pretrain("moco-v2", data=data, out=tmp_path / name, **SMALL) for name, data in sources.items()]
     assert losses(runs[0]) == losses(runs[1]) == losses(runs[2])
     with pytest.raises(UsageError, match="given from Python"):
-        antipode.pretrain(out=tmp_path / "array", resume=True, epochs=3)
-    antipode.pretrain(data=arrays, out=tmp_path / "array", resume=True, epochs=3)
+        unitsphere.pretrain(out=tmp_path / "array", resume=True, epochs=3)
+    unitsphere.pretrain(data=arrays, out=tmp_path / "array", resume=True, epochs=3)
     assert json.loads((tmp_path / "array" / "metrics.jsonl").read_text().splitlines()[-1])["epoch"] == 3
 
 
 @pytest.mark.parametrize(("channels", "depth", "dtype"), [(1, 8, np.uint8), (5, 8, np.uint8), (2, 16, np.uint16)])
 def test_other_channels_and_sixteen_bits_are_taken(channels, depth, dtype, tmp_path):
     data = pictures(channels=channels, dtype=dtype)
-    run = antipode.pretrain("moco-v2", data=data, out=tmp_path / "run", channels=channels, depth=depth, **SMALL)
+    run = unitsphere.pretrain("moco-v2", data=data, out=tmp_path / "run", channels=channels, depth=depth, **SMALL)
     assert len(run.config.mean) == channels
-    assert antipode.embed(run, data=data).features.shape == (64, 64)
+    assert unitsphere.embed(run, data=data).features.shape == (64, 64)
 
 
 def test_views_may_be_a_function_and_stay_reproducible(tmp_path):
     transform = v2.Compose([v2.RandomResizedCrop(16), v2.ToDtype(torch.float32, scale=True)])
-    runs = [antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / n, views=transform, **SMALL) for n in "ab"]
+    runs = [unitsphere.pretrain("moco-v2", data=pictures(), out=tmp_path / n, views=transform, **SMALL) for n in "ab"]
     assert losses(runs[0]) == losses(runs[1])
     assert runs[0].config.views == "custom"
 
@@ -118,20 +118,20 @@ def test_views_may_be_a_function_and_stay_reproducible(tmp_path):
 @pytest.mark.parametrize("wrong", [lambda im: im, lambda im: im[:, :8, :8].float(), lambda im: im.numpy()])
 def test_a_function_that_gives_no_views_is_refused_before_anything_is_written(wrong, tmp_path):
     with pytest.raises(UsageError, match=r"views: .* floating-point tensor \(3, 16, 16\)"):
-        antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", views=wrong, **SMALL)
+        unitsphere.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", views=wrong, **SMALL)
     assert not (tmp_path / "run" / "config.json").exists()
-    antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **SMALL)
+    unitsphere.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **SMALL)
 
 
 def test_the_package_shows_its_calls_and_errors_and_nothing_else():
-    assert dir(antipode) == sorted(antipode.__all__)
-    assert {"pretrain", "evaluate", "embed", "analyse", "load_backbone", "load_transform"} <= set(dir(antipode))
-    assert all(getattr(antipode, name) is not None for name in dir(antipode))
+    assert dir(unitsphere) == sorted(unitsphere.__all__)
+    assert {"pretrain", "evaluate", "embed", "analyse", "load_backbone", "load_transform"} <= set(dir(unitsphere))
+    assert all(getattr(unitsphere, name) is not None for name in dir(unitsphere))
 
 
 def test_an_existing_run_is_refused_in_words_for_python_too(trained):
     with pytest.raises(UsageError, match="resume=True"):
-        antipode.pretrain("moco-v2", data=pictures(), out=trained.path, **SMALL)
+        unitsphere.pretrain("moco-v2", data=pictures(), out=trained.path, **SMALL)
 
 
 def test_a_backbone_may_be_a_module_and_is_filled_again(tmp_path):
@@ -139,23 +139,23 @@ def test_a_backbone_may_be_a_module_and_is_filled_again(tmp_path):
         return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
     trained = net()
-    run = antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **(SMALL | {"backbone": trained}))
-    filled = antipode.load_backbone(run, into=net())
+    run = unitsphere.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **(SMALL | {"backbone": trained}))
+    filled = unitsphere.load_backbone(run, into=net())
     x = torch.randn(2, 3, 16, 16)
     torch.testing.assert_close(filled(x), trained.eval()(x))
     with pytest.raises(UsageError, match="into=module"):
-        antipode.load_backbone(run)
+        unitsphere.load_backbone(run)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    return antipode.pretrain("moco-v2", data=pictures(), out=tmp_path_factory.mktemp("api") / "run", **SMALL)
+    return unitsphere.pretrain("moco-v2", data=pictures(), out=tmp_path_factory.mktemp("api") / "run", **SMALL)
 
 
 def test_a_loaded_backbone_with_its_transform_gives_the_embedded_features(trained, tmp_path):
-    backbone, transform = antipode.load_backbone(trained), antipode.load_transform(trained)
+    backbone, transform = unitsphere.load_backbone(trained), unitsphere.load_transform(trained)
     assert not backbone.training
-    found = antipode.embed(trained, data=pictures(), batch_size=7, device="cpu")
+    found = unitsphere.embed(trained, data=pictures(), batch_size=7, device="cpu")
     one = backbone(transform.image(pictures()[5])[None])
     torch.testing.assert_close(one[0].detach(), found.features[5], rtol=1e-4, atol=1e-5)
     Image.fromarray(pictures()[5]).save(tmp_path / "5.png")
@@ -163,7 +163,7 @@ def test_a_loaded_backbone_with_its_transform_gives_the_embedded_features(traine
 
 
 def test_init_starts_from_a_run_a_checkpoint_or_a_file(trained, tmp_path):
-    weights = antipode.load_backbone(trained).state_dict()
+    weights = unitsphere.load_backbone(trained).state_dict()
     torch.save(
         {"state_dict": {f"module.encoder.{k}": v for k, v in weights.items()} | {"fc.bias": torch.ones(3)}},
         tmp_path / "w.pth",
@@ -171,52 +171,54 @@ def test_init_starts_from_a_run_a_checkpoint_or_a_file(trained, tmp_path):
     checkpoint = trained.checkpoints()[-1][1]
     slow = SMALL | {"epochs": 1, "lr": 1e-12, "key_momentum": 1.0}
     for number, init in enumerate((trained.path, checkpoint, tmp_path / "w.pth")):
-        run = antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / str(number), init=str(init), seed=1, **slow)
+        run = unitsphere.pretrain(
+            "moco-v2", data=pictures(), out=tmp_path / str(number), init=str(init), seed=1, **slow
+        )
         tensors, _ = run.latest()
         torch.testing.assert_close(tensors["method.online.backbone.stem.0.weight"], weights["stem.0.weight"])
         torch.testing.assert_close(tensors["method.slow.backbone.stem.0.weight"], weights["stem.0.weight"])
     layers = slow | {"norm": "layer", "bn_groups": 1}
     with pytest.raises(UsageError, match=r"it has \d+ batch norms \(.*\) where the backbone has another norm"):
-        antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "w", init=str(trained.path), **layers)
+        unitsphere.pretrain("moco-v2", data=pictures(), out=tmp_path / "w", init=str(trained.path), **layers)
     torch.save({"other": torch.ones(3)}, tmp_path / "wrong.pth")
     with pytest.raises(UsageError, match="does not fit"):
-        antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "w", init=str(tmp_path / "wrong.pth"), **slow)
+        unitsphere.pretrain("moco-v2", data=pictures(), out=tmp_path / "w", init=str(tmp_path / "wrong.pth"), **slow)
     assert not (tmp_path / "w").exists()
 
 
 def test_a_file_that_would_unpickle_is_refused(tmp_path):
     torch.save({"state_dict": Image.new("RGB", (2, 2))}, tmp_path / "evil.pth")
     with pytest.raises(UsageError, match="no plain weights"):
-        antipode.evaluate(tmp_path / "evil.pth", protocol="knn", data="shapes=100")
+        unitsphere.evaluate(tmp_path / "evil.pth", protocol="knn", data="shapes=100")
 
 
 def test_evaluation_takes_a_module_and_raw_pixels(labelled):
     flat = nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten())
     for what in (flat, "pixels"):
-        value = antipode.evaluate(what, protocol="knn", data=str(labelled), k=[3], image_size=16)["value"]
+        value = unitsphere.evaluate(what, protocol="knn", data=str(labelled), k=[3], image_size=16)["value"]
         assert value["k=3"] > 90  # red against blue
 
 
 def test_training_leaves_the_evaluated_backbone_as_it_is(trained):
     """The backbone that is loaded is the one that was trained: features from the checkpoint by hand agree."""
-    from antipode.data.loader import Loader
-    from antipode.data.source import open_images
-    from antipode.methods.build import build_method
+    from unitsphere.data.loader import Loader
+    from unitsphere.data.source import open_images
+    from unitsphere.methods.build import build_method
 
     tensors, meta = trained.latest()
     method = build_method(trained.config)
     method.load_state_dict({k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")})
     loader = Loader(open_images(pictures(), holdout=0.0))
-    by_hand = extract(method.backbone, loader, antipode.load_transform(trained))
+    by_hand = extract(method.backbone, loader, unitsphere.load_transform(trained))
     torch.testing.assert_close(
-        by_hand, antipode.embed(trained, data=pictures(), device="cpu").features, rtol=1e-4, atol=1e-5
+        by_hand, unitsphere.embed(trained, data=pictures(), device="cpu").features, rtol=1e-4, atol=1e-5
     )
     assert meta["epoch"] == 2
 
 
 def test_the_epoch_before_the_first_step_can_be_kept_looked_at_and_resumed(tmp_path):
     settings = SMALL | {"data": "shapes=128x16", "batch_size": 32}
-    run = antipode.pretrain("moco-v2", out=tmp_path / "run", keep_epochs=[0], **settings)
+    run = unitsphere.pretrain("moco-v2", out=tmp_path / "run", keep_epochs=[0], **settings)
     (first, path), (last, latest) = run.checkpoints()
     assert (first, load_checkpoint(path)[1]["epoch"], last) == (0, 0, 8)
     numbers, _ = analyse([run], "hardness", out=tmp_path, device="cpu", images=32)
@@ -225,14 +227,14 @@ def test_the_epoch_before_the_first_step_can_be_kept_looked_at_and_resumed(tmp_p
     assert after.keys() - before.keys() == {"false_negatives", "chance"}  # no key in the queue is of a class yet
     finished = load_checkpoint(latest)[0]
     latest.unlink()
-    again = antipode.pretrain("moco-v2", out=tmp_path / "run", resume=True, **settings)
+    again = unitsphere.pretrain("moco-v2", out=tmp_path / "run", resume=True, **settings)
     assert again.checkpoints()[-1][0] == 8
     resumed = load_checkpoint(again.checkpoints()[-1][1])[0]
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in finished.items())
 
 
 def test_keep_epochs_and_keep_last_decide_which_checkpoints_stay(tmp_path):
-    run = antipode.pretrain(
+    run = unitsphere.pretrain(
         "moco-v2",
         data=pictures(),
         out=tmp_path / "run",

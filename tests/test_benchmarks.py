@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from antipode.config.resolve import Layer, resolve
-from antipode.methods.build import build_method
-from antipode.training.optimisers import build_optimizer
-from antipode.training.step import PlainStep
+from unitsphere.config.resolve import Layer, resolve
+from unitsphere.methods.build import build_method
+from unitsphere.training.optimisers import build_optimizer
+from unitsphere.training.step import PlainStep
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -21,7 +21,7 @@ from benchmarks.measuring import Results, milliseconds  # noqa: E402
 from benchmarks.peers.official import OfficialMoCo, OfficialStep  # noqa: E402
 
 
-def test_official_style_code_and_antipode_take_the_same_steps():
+def test_official_style_code_and_unitsphere_take_the_same_steps():
     """Two independent programs, equal weights, queue and views: the losses agree while training moves them."""
     settings = {"method": "moco-v2", "data": "shapes", "batch_size": 16, "queue_size": 32, "bn_groups": 1}
     config = resolve(Layer("test", settings | {"image_size": 16, "lr": 0.05, "weight_decay": 0.01})).config
@@ -51,7 +51,7 @@ def test_official_style_code_and_antipode_take_the_same_steps():
 
 def test_the_command_writes_the_promised_fields_and_the_first_losses_agree(tmp_path):
     file = tmp_path / "speed.json"
-    only = ["resnet18/official", "resnet18/antipode plain, no BN groups"]
+    only = ["resnet18/official", "resnet18/unitsphere plain, no BN groups"]
     words = ["--device", "cpu", "--tiny", "--json", str(file), "--only", *only]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.speed", *words],
@@ -63,10 +63,10 @@ def test_the_command_writes_the_promised_fields_and_the_first_losses_agree(tmp_p
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())
-    assert {"date", "gpu", "torch", "antipode", "command", "seconds", "sections"} <= found.keys()
+    assert {"date", "gpu", "torch", "unitsphere", "command", "seconds", "sections"} <= found.keys()
     assert list(found["sections"]) == ["step resnet18"]
     rows = found["sections"]["step resnet18"]["rows"]
-    official, plain = rows["official-style float32"], rows["antipode plain, no BN groups"]
+    official, plain = rows["official-style float32"], rows["unitsphere plain, no BN groups"]
     assert official["times_the_first"] == 1.0
     assert plain["times_the_first"] == pytest.approx(
         plain["images_per_second"] / official["images_per_second"], abs=0.01

@@ -12,7 +12,7 @@ import pytest
 from conftest import SMALL, command, write_images, write_labelled
 from PIL import Image
 
-from antipode import __version__
+from unitsphere import __version__
 
 QUICK = [*SMALL, "--epochs", "2"]
 
@@ -52,7 +52,7 @@ def test_a_run_explains_itself(trained):
     assert all(needed <= line.keys() for line in lines)
     assert lines[0]["epoch"] == 1 and lines[-1]["epoch"] == 2 and "knn" in lines[-1]
     about = json.loads((run / "run.json").read_text())
-    assert about["antipode"] == __version__ and about["origins"]["epochs"] == "command line"
+    assert about["unitsphere"] == __version__ and about["origins"]["epochs"] == "command line"
     (result,) = json.loads((run / "results.json").read_text())
     assert {"protocol", "data", "value", "epoch", "seed"} <= result.keys()
     assert "a view finds the other view" in done.stderr
@@ -282,7 +282,7 @@ def test_help_lists_what_a_field_allows():
 
 
 def test_lists_answer_and_help_covers_every_field():
-    from antipode.config.resolve import FIELDS
+    from unitsphere.config.resolve import FIELDS
 
     for words in (["methods"], ["data"], ["--version"], ["--help"]):
         assert command(*words).returncode == 0
@@ -317,10 +317,13 @@ def test_preview_shows_views_that_are_not_made_alike(photos, tmp_path):
     [
         (
             ["study", "run", "eqco/table-5", "--sed", "1"],
-            ["--sed", "Did you mean --seeds?", "antipode study run --help"],
+            ["--sed", "Did you mean --seeds?", "unitsphere study run --help"],
         ),
-        (["data", "preview", "x", "--out", "p.png", "--view", "byol"], ["--view", "--views", "antipode data preview"]),
-        (["study", "--sed"], ["--sed", "`antipode study --help`"]),
+        (
+            ["data", "preview", "x", "--out", "p.png", "--view", "byol"],
+            ["--view", "--views", "unitsphere data preview"],
+        ),
+        (["study", "--sed"], ["--sed", "`unitsphere study --help`"]),
         (["pretrain", "simclr", "--out", "x", "--temprature", "1"], ["Did you mean --temperature?"]),
         (
             ["pretrain", "simclr", "--out", "x", "--wd", "1", "--tau", "1"],

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from antipode.config.catalogue import METHODS
-from antipode.config.families import FAMILIES, FIELDS, SECTIONS
-from antipode.config.idle import IDLE, idle_notes
-from antipode.config.recipes import RECIPES
-from antipode.config.resolve import Layer, merge, policies, read_file, resolve
-from antipode.config.sizing import Facts, sized
-from antipode.errors import UsageError
+from unitsphere.config.catalogue import METHODS
+from unitsphere.config.families import FAMILIES, FIELDS, SECTIONS
+from unitsphere.config.idle import IDLE, idle_notes
+from unitsphere.config.recipes import RECIPES
+from unitsphere.config.resolve import Layer, merge, policies, read_file, resolve
+from unitsphere.config.sizing import Facts, sized
+from unitsphere.errors import UsageError
 
 
 def given(**values):
@@ -338,7 +338,8 @@ def test_files_are_toml_or_json_and_broken_ones_are_named(tmp_path):
 
 def test_configuration_does_not_import_torch():
     code = (
-        "import sys, antipode.config.resolve, antipode.cli; antipode.cli.build_parser(); print('torch' in sys.modules)"
+        "import sys, unitsphere.config.resolve, unitsphere.cli; unitsphere.cli.build_parser(); "
+        "print('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 

@@ -7,10 +7,10 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from antipode.data.decode import decode
-from antipode.data.imagenet100 import CLASSES
-from antipode.data.source import open_images
-from antipode.errors import UsageError
+from unitsphere.data.decode import decode
+from unitsphere.data.imagenet100 import CLASSES
+from unitsphere.data.source import open_images
+from unitsphere.errors import UsageError
 
 
 def save(path, shade=0):

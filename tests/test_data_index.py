@@ -6,18 +6,18 @@ import time
 import numpy as np
 import pytest
 
-from antipode.cli import main
-from antipode.data import folder, index
-from antipode.data.folder import list_images
-from antipode.data.index import indexes_of
-from antipode.data.names import Names, StoredNames, picked
-from antipode.data.source import open_images
+from unitsphere.cli import main
+from unitsphere.data import folder, index
+from unitsphere.data.folder import list_images
+from unitsphere.data.index import indexes_of
+from unitsphere.data.names import Names, StoredNames, picked
+from unitsphere.data.source import open_images
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "antipode" / "indexes"
+    return tmp_path / "cache" / "unitsphere" / "indexes"
 
 
 @pytest.fixture

@@ -9,16 +9,16 @@ import pytest
 import torch
 from PIL import Image
 
-from antipode.data import loader as loader_module
-from antipode.data import workers as workers_module
-from antipode.data.canvas import Canvas
-from antipode.data.decode import BrokenImage
-from antipode.data.images import Images
-from antipode.data.loader import Loader, channel_statistics
-from antipode.data.python_data import from_array
-from antipode.data.sharing import keep_decoded
-from antipode.data.sharing import loader as loader_of
-from antipode.errors import AntipodeError
+from unitsphere.data import loader as loader_module
+from unitsphere.data import workers as workers_module
+from unitsphere.data.canvas import Canvas
+from unitsphere.data.decode import BrokenImage
+from unitsphere.data.images import Images
+from unitsphere.data.loader import Loader, channel_statistics
+from unitsphere.data.python_data import from_array
+from unitsphere.data.sharing import keep_decoded
+from unitsphere.data.sharing import loader as loader_of
+from unitsphere.errors import UnitsphereError
 
 SIZES = [(3 + n % 5, 4 + n % 3) for n in range(40)]
 ARRAYS = [np.random.default_rng(n).integers(0, 256, (*SIZES[n], 3), np.uint8) for n in range(40)]
@@ -84,14 +84,16 @@ def test_too_many_broken_images_are_an_error_that_names_them(form):
     for share, broken in ((0.0, (2,)), (0.075, (2, 9, 11, 20))):  # none, and 3 of 40
         count = "1 broken image" if share == 0 else "4 broken images"
         said = rf"(?s){count} found, where at most {round(40 * share)} of 40.*p\d+: .*--max-broken"
-        with pytest.raises(AntipodeError, match=said):
+        with pytest.raises(UnitsphereError, match=said):
             use(share, broken)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_where_no_image_can_be_read_the_error_says_so(form):
     for share, count in ((1.0, 40), (0.01, 2)):  # of 2 images, 3 may be broken
-        with pytest.raises(AntipodeError, match=rf"(?s)pictures: no image of {count} could be read:\n  p0: disk gone"):
+        with pytest.raises(
+            UnitsphereError, match=rf"(?s)pictures: no image of {count} could be read:\n  p0: disk gone"
+        ):
             loader = Loader(images(range(count), ARRAYS[:count]), workers=2, max_broken=share, **form)
             batches(loader, list(range(count)))
 

@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 from torchvision import datasets
 
-from antipode.cli import main
-from antipode.data.decode import decode
-from antipode.data.imagenet100 import CLASSES
-from antipode.data.named import NAMED
-from antipode.data.source import open_images
-from antipode.errors import UsageError
+from unitsphere.cli import main
+from unitsphere.data.decode import decode
+from unitsphere.data.imagenet100 import CLASSES
+from unitsphere.data.named import NAMED
+from unitsphere.data.source import open_images
+from unitsphere.errors import UsageError
 
 RNG = np.random.default_rng(0)
 
@@ -68,7 +68,7 @@ def test_a_damaged_cifar_folder_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_download_that_fails_says_what_to_do(tmp_path, monkeypatch):
-    monkeypatch.setenv("ANTIPODE_DATA", str(tmp_path))
+    monkeypatch.setenv("UNITSPHERE_DATA", str(tmp_path))
     monkeypatch.setattr(datasets.CIFAR10, "url", (tmp_path / "none.tar.gz").as_uri())
     with pytest.raises(UsageError, match=r"could not be fetched.*--data cifar10=FOLDER"):
         open_images("cifar10")
@@ -136,7 +136,7 @@ def test_the_hundred_classes_are_a_hundred():
 
 
 def test_the_names_can_be_listed_without_torch():
-    code = "import sys; from antipode.data.named import NAMED; print(*NAMED); assert 'torch' not in sys.modules"
+    code = "import sys; from unitsphere.data.named import NAMED; print(*NAMED); assert 'torch' not in sys.modules"
     listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert listed.stdout.split() == list(NAMED)
     assert {"shapes", "cifar10", "cifar100", "stl10", "imagenet", "imagenet100"} <= set(NAMED)

@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 from safetensors import safe_open
 
-from antipode.data.commands import preview
-from antipode.data.decode import decode
-from antipode.data.images import Images
-from antipode.data.pack import is_pack, open_pack, pack
-from antipode.data.source import open_images, open_splits
-from antipode.errors import AntipodeError, UsageError
+from unitsphere.data.commands import preview
+from unitsphere.data.decode import decode
+from unitsphere.data.images import Images
+from unitsphere.data.pack import is_pack, open_pack, pack
+from unitsphere.data.source import open_images, open_splits
+from unitsphere.errors import UnitsphereError, UsageError
 
 RNG = np.random.default_rng(0)
 
@@ -57,7 +57,7 @@ def test_a_pack_is_a_safetensors_file(folder, tmp_path):
     pack(splits_of(folder), path)
     images = open_pack(path)["train"]
     with safe_open(path, "numpy") as file:
-        assert file.metadata()["format"] == "antipode-pack-1"
+        assert file.metadata()["format"] == "unitsphere-pack-1"
         offsets, encoded = file.get_tensor("offsets"), file.get_tensor("encoded")
         assert file.get_tensor("labels").tolist() == [*images.labels, *open_pack(path)["val"].labels]
         assert encoded[offsets[4] : offsets[5]].tobytes() == images.read(4)
@@ -131,7 +131,7 @@ def test_broken_images_are_left_out_and_named_up_to_the_share(folder, tmp_path):
     summary = pack(splits_of(folder), tmp_path / "p", max_broken=0.1)
     assert list(summary.broken) == ["a/bad.jpg"] and summary.images["train"] == 9
     assert "a/bad.jpg" not in list(open_pack(tmp_path / "p")["train"].names)
-    with pytest.raises(AntipodeError, match=r"a/bad.jpg.*"):
+    with pytest.raises(UnitsphereError, match=r"a/bad.jpg.*"):
         pack(splits_of(folder), tmp_path / "q", max_broken=0.0)
     assert not (tmp_path / "q").exists()
 

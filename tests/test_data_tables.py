@@ -13,12 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
-from antipode.data import index, parquet, tars
-from antipode.data.decode import BrokenImage, decode
-from antipode.data.loader import Loader
-from antipode.data.shards import expand, split_shards
-from antipode.data.source import open_images, open_splits
-from antipode.errors import UsageError
+from unitsphere.data import index, parquet, tars
+from unitsphere.data.decode import BrokenImage, decode
+from unitsphere.data.loader import Loader
+from unitsphere.data.shards import expand, split_shards
+from unitsphere.data.source import open_images, open_splits
+from unitsphere.errors import UsageError
 
 
 def encoded(shade, kind="PNG"):
@@ -173,7 +173,7 @@ def test_bad_parquet_says_what_is_wrong(tmp_path):
 def test_without_pyarrow_the_error_says_what_to_install(tmp_path, monkeypatch):
     write_parquet(tmp_path / "a.parquet", range(3))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"pip install 'antipode\[parquet\]'"):
+    with pytest.raises(UsageError, match=r"pip install -e '\.\[parquet\]'"):
         open_images(tmp_path / "a.parquet")
 
 

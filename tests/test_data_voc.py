@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from antipode.data.decode import decode
-from antipode.data.pack import pack
-from antipode.data.source import open_images
-from antipode.data.voc import CLASSES
-from antipode.errors import UsageError
+from unitsphere.data.decode import decode
+from unitsphere.data.pack import pack
+from unitsphere.data.source import open_images
+from unitsphere.data.voc import CLASSES
+from unitsphere.errors import UsageError
 
 MARKS = {  # image -> class -> mark
     "trainval": {"000005": {"chair": 1, "person": 0}, "000007": {"car": 1}, "000009": {"horse": 1, "person": 1}},

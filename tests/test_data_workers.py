@@ -11,8 +11,8 @@ from threading import Barrier
 import numpy as np
 import pytest
 
-from antipode.data.workers import CAN_FORK, decoding
-from antipode.errors import AntipodeError
+from unitsphere.data.workers import CAN_FORK, decoding
+from unitsphere.errors import UnitsphereError
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="processes are forked, on Linux")
 
@@ -76,7 +76,7 @@ def test_a_process_that_is_killed_is_an_error_and_not_a_wait():
         os.kill(os.getpid(), signal.SIGKILL)
         return pixels(index)
 
-    with decoding(die, 1, processes=True) as submit, pytest.raises(AntipodeError, match=r"has died.*--workers"):
+    with decoding(die, 1, processes=True) as submit, pytest.raises(UnitsphereError, match=r"has died.*--workers"):
         submit(take, [0]).result(timeout=20)
 
 
@@ -99,13 +99,13 @@ def test_errors_arrive_with_the_place_where_they_arose():
         with pytest.raises(ZeroDivisionError, match="in the reader") as caught:
             submit(take, [1]).result()
         assert "in fail" in caught.value.__notes__[0]
-        with pytest.raises(AntipodeError, match="Local: odd"):
+        with pytest.raises(UnitsphereError, match="Local: odd"):
             submit(take, [0]).result()
 
 
 STREAM = """
 import os, sys, threading, time
-from antipode.data.workers import decoding
+from unitsphere.data.workers import decoding
 with decoding(lambda index: str(os.getpid()), 3, processes=True) as submit:
     together = threading.Barrier(3)
     work = lambda decode_many: (together.wait(20), decode_many([0]))[1]
@@ -145,8 +145,8 @@ AFTER_OPENMP = """
 import io
 import numpy as np, torch
 from PIL import Image
-from antipode.data.images import Images
-from antipode.data.loader import Loader
+from unitsphere.data.images import Images
+from unitsphere.data.loader import Loader
 
 torch.set_num_threads(4)
 torch.randn(2000, 2000).exp().sum()  # the parent's OpenMP threads live from now on

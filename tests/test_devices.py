@@ -8,11 +8,11 @@ import time
 import pytest
 import torch
 
-from antipode.devices import one_thread, pick_device
-from antipode.errors import UsageError
-from antipode.randomness import generator
-from antipode.views.draw import draw
-from antipode.views.policies import POLICIES
+from unitsphere.devices import one_thread, pick_device
+from unitsphere.errors import UsageError
+from unitsphere.randomness import generator
+from unitsphere.views.draw import draw
+from unitsphere.views.policies import POLICIES
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`antipode doctor`: what the machine has, and what is said of it."""
+"""`unitsphere doctor`: what the machine has, and what is said of it."""
 
 import copy
 import io
@@ -11,10 +11,10 @@ import pytest
 import torch
 from conftest import command
 
-from antipode.cli.doctor import EXTRAS, GIB, PHOTO, advice, describe, picture
+from unitsphere.cli.doctor import EXTRAS, GIB, PHOTO, advice, describe, picture
 
 GOOD = {
-    "antipode": "1", "python": "3.12", "system": "Linux", "cuda": "13", "nvidia_driver": True, "fork": True,
+    "unitsphere": "1", "python": "3.12", "system": "Linux", "cuda": "13", "nvidia_driver": True, "fork": True,
     "packages": dict.fromkeys(["torch", "triton", *EXTRAS], "1"),
     "devices": [{"name": "Card", "memory": 80 * GIB, "free": 79 * GIB, "capability": "9.0", "bf16": True}],
     "cores": {"machine": 16, "affinity": 16, "given": 16},
@@ -54,12 +54,12 @@ def test_a_good_machine_has_no_warnings_and_its_rate_is_told():
         ({"devices": GOOD["devices"] * 2, "nccl": False}, ["NCCL"]),
         ({"cores__given": 8}, ["8 of 16 cores"]),
         ({"jpeg__turbo": False}, ["libjpeg-turbo"]),
-        ({"jpeg__images_per_second": 50.0}, ["800 photos a second", "antipode pack"]),
+        ({"jpeg__images_per_second": 50.0}, ["800 photos a second", "unitsphere pack"]),
         ({"fork": False}, ["forked"]),
         ({"memory": GIB}, ["1.0 GiB of memory", "--workers"]),
         ({"disks__working_folder__free": GIB}, ["working folder", "1.0 GiB left"]),
         ({"disks__working_folder__writable": False}, ["may not be written"]),
-        ({"packages__scikit_learn": None}, ["scikit-learn", "antipode[plots]"]),
+        ({"packages__scikit_learn": None}, ["scikit-learn", "pip install -e '.[plots]'"]),
     ],
 )
 def test_what_will_be_slow_is_said_with_what_to_do(changes, said):

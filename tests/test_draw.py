@@ -12,9 +12,9 @@ import torch
 from scipy import stats
 from torchvision.transforms import RandomResizedCrop
 
-from antipode.randomness import generator
-from antipode.views.draw import HUE, Table, crop_boxes, draw
-from antipode.views.policies import POLICIES, Policy
+from unitsphere.randomness import generator
+from unitsphere.views.draw import HUE, Table, crop_boxes, draw
+from unitsphere.views.policies import POLICIES, Policy
 
 # Fixed seeds make every draw here the same each time. A p-value under 1e-4 is a one in ten thousand
 # accident for a right rule and certain for a wrong one at these sample sizes.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from antipode.objectives import info_nce
+from unitsphere.objectives import info_nce
 
 TAU, D = 0.2, 16
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from conftest import SMALL, command
 
-from antipode.config.resolve import Layer
-from antipode.data import loader
-from antipode.errors import AntipodeError, UsageError
-from antipode.methods.build import build_method
-from antipode.training.estimate import (
+from unitsphere.config.resolve import Layer
+from unitsphere.data import loader
+from unitsphere.errors import UnitsphereError, UsageError
+from unitsphere.methods.build import build_method
+from unitsphere.training.estimate import (
     estimate_memory,
     estimate_time,
     inputs_of,
@@ -17,10 +17,10 @@ from antipode.training.estimate import (
     take_sample,
     traced_bytes,
 )
-from antipode.training.optimisers import build_optimizer
-from antipode.training.prepare import prepare
-from antipode.training.run import Run
-from antipode.training.step import PlainStep
+from unitsphere.training.optimisers import build_optimizer
+from unitsphere.training.prepare import prepare
+from unitsphere.training.run import Run
+from unitsphere.training.step import PlainStep
 
 CONTRASTIVE = {
     "data": "shapes=200x16",
@@ -163,7 +163,7 @@ def test_what_cannot_be_traced_or_cannot_be_done_is_said(tmp_path):
     ready = prepared(tmp_path, METHODS["moco, symmetric"])
     method = build_method(ready.config)
     method.online.register_forward_hook(lambda module, given, out: out * float(out.detach().sum()))  # reads content
-    with pytest.raises(AntipodeError, match="cannot be traced"):
+    with pytest.raises(UnitsphereError, match="cannot be traced"):
         traced_bytes(ready.config, method, "fp32")
     ready = prepared(tmp_path, METHODS["byol"] | {"accumulate": 2})
     with pytest.raises(UsageError, match="accumulate"):

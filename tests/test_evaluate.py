@@ -9,11 +9,11 @@ import pytest
 import torch
 from conftest import command, write_images, write_labelled
 
-import antipode
-from antipode.analysis.inquiry import quiet
-from antipode.errors import UsageError
-from antipode.evaluation import subject
-from antipode.loading import load
+import unitsphere
+from unitsphere.analysis.inquiry import quiet
+from unitsphere.errors import UsageError
+from unitsphere.evaluation import subject
+from unitsphere.loading import load
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 8, "queue_size": 32, "bn_groups": 1, "epochs": 1}
 
@@ -25,12 +25,12 @@ def run(tmp_path_factory):
     data = write_labelled(root / "data")
     (data / "red" / "bad.png").write_bytes(b"no image")
     settings = SMALL | {"device": "cpu", "tensorboard": False, "holdout": 0.3, "max_broken": 0.1}
-    return antipode.pretrain("moco-v2", data=data, out=root / "run", **settings), data
+    return unitsphere.pretrain("moco-v2", data=data, out=root / "run", **settings), data
 
 
 def test_the_runs_own_split_is_judged_and_broken_images_are_told(run):
     trained, data = run
-    result = antipode.evaluate(trained, protocol="knn", data=data)
+    result = unitsphere.evaluate(trained, protocol="knn", data=data)
     assert result["constants"]["holdout"] == 0.3 and result["constants"]["k"] == [20, 56]  # of 57, one is broken
     assert sum(result["images"].values()) == 80 and list(result["broken"]) == ["red/bad.png"]
     assert result["data"] == str(data) and result["evaluation_seed"] == 0
@@ -48,25 +48,25 @@ def test_the_classes_that_were_judged_and_the_share_of_the_largest_are_told(tmp_
     (tmp_path / "val" / "b" / "bad.png").write_bytes(b"no image")
     done = command("evaluate", "pixels", "--image-size", "8", "--data", tmp_path, "--protocol", "knn")
     assert "%\n  2 classes in the test images, the largest with 66.7 %\n" in done.stdout
-    result = antipode.evaluate("pixels", image_size=8, data=tmp_path, protocol="knn")
+    result = unitsphere.evaluate("pixels", image_size=8, data=tmp_path, protocol="knn")
     assert (result["classes"], result["largest_class"]) == (2, 66.67)
 
 
 def test_too_many_neighbours_are_refused_before_anything_is_computed(run):
     trained, data = run
     with pytest.raises(UsageError, match="1 to 57"):
-        antipode.evaluate(trained, protocol="knn", data=data, k=[500])
+        unitsphere.evaluate(trained, protocol="knn", data=data, k=[500])
     assert command("evaluate", trained.path, "--protocol", "knn", "--data", data, "--k", "2.5").returncode == 2
 
 
 def test_words_that_mean_nothing_are_refused(run):
     trained, data = run
     with pytest.raises(UsageError, match="Did you mean embedding"):
-        antipode.evaluate(trained, protocol="knn", data=data, features="embeding")
+        unitsphere.evaluate(trained, protocol="knn", data=data, features="embeding")
     with pytest.raises(UsageError, match="has no head"):
-        antipode.evaluate("random", protocol="knn", data=data, features="embedding")
+        unitsphere.evaluate("random", protocol="knn", data=data, features="embedding")
     with pytest.raises(UsageError, match="Did you mean knn"):
-        antipode.evaluate(trained, protocol="kn", data=data)
+        unitsphere.evaluate(trained, protocol="kn", data=data)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_settings_that_cannot_be_are_refused_before_anything_is_computed(run, wh
     trained, data = run
     monkeypatch.setattr(subject, "extract", None)
     with pytest.raises(UsageError, match=said):
-        antipode.evaluate(trained if what == "run" else what, protocol="knn", data=data, **settings)
+        unitsphere.evaluate(trained if what == "run" else what, protocol="knn", data=data, **settings)
 
 
 def test_classes_that_only_the_test_images_have_are_refused_before_anything_is_computed(run, tmp_path, monkeypatch):
@@ -96,16 +96,16 @@ def test_classes_that_only_the_test_images_have_are_refused_before_anything_is_c
         write_images(tmp_path / "val" / name, 2)
     monkeypatch.setattr(subject, "extract", None)
     with pytest.raises(UsageError, match="classes that the training images lack"):
-        antipode.evaluate(run[0], protocol="linear", data=tmp_path)
+        unitsphere.evaluate(run[0], protocol="linear", data=tmp_path)
 
 
 def test_one_number_is_a_list_of_one(run):
     trained, data = run
-    assert antipode.evaluate(trained, protocol="knn", data=data, k=5)["constants"]["k"] == [5]
-    linear = antipode.evaluate(trained, protocol="linear", data=data, lr=1.0, epochs=1)
+    assert unitsphere.evaluate(trained, protocol="knn", data=data, k=5)["constants"]["k"] == [5]
+    linear = unitsphere.evaluate(trained, protocol="linear", data=data, lr=1.0, epochs=1)
     assert linear["constants"]["chosen_lr"] == 1.0
     with pytest.raises(UsageError, match=r"row \(--as\): 'moc'"):
-        antipode.evaluate(trained, protocol="linear", data=data, row="moc")
+        unitsphere.evaluate(trained, protocol="linear", data=data, row="moc")
 
 
 def test_a_result_is_returned_also_where_it_cannot_be_kept(run, capsys):
@@ -113,7 +113,7 @@ def test_a_result_is_returned_also_where_it_cannot_be_kept(run, capsys):
     kept = (trained.path / "results.json").read_text() if (trained.path / "results.json").exists() else "[]"
     (trained.path / "results.json").write_text("[{")
     try:
-        result = antipode.evaluate(trained, protocol="knn", data=data, k=5)
+        result = unitsphere.evaluate(trained, protocol="knn", data=data, k=5)
     finally:
         (trained.path / "results.json").write_text(kept)
     assert result["value"]["k=5"] >= 0
@@ -122,7 +122,7 @@ def test_a_result_is_returned_also_where_it_cannot_be_kept(run, capsys):
 
 def test_a_module_stays_in_its_mode(run):
     module = load(run[0].path).backbone.train()
-    antipode.evaluate(module, protocol="knn", data=run[1], k=5, image_size=16)
+    unitsphere.evaluate(module, protocol="knn", data=run[1], k=5, image_size=16)
     assert module.training and all(part.training for part in module.modules())
 
 
@@ -138,12 +138,12 @@ def test_places_that_cannot_be_written_are_refused_before_anything_is_computed(r
     monkeypatch.setattr(subject, "extract", None)
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(UsageError, match=said):
-        antipode.embed(run[0], data=run[1], **{name: tmp_path / path for name, path in paths.items()})
+        unitsphere.embed(run[0], data=run[1], **{name: tmp_path / path for name, path in paths.items()})
 
 
 def test_embedding_is_backbone_and_head(run):
     trained, data = run
-    assert antipode.embed(trained, data=data, features="embedding").features.shape == (80, 128)
+    assert unitsphere.embed(trained, data=data, features="embedding").features.shape == (80, 128)
 
 
 def test_images_that_cannot_be_read_are_left_out_of_features_and_named(run, tmp_path):
@@ -157,7 +157,7 @@ def test_images_that_cannot_be_read_are_left_out_of_features_and_named(run, tmp_
         assert sorted(saved["names"]) == readable and np.isfinite(saved["features"]).all()
         assert [str(saved["classes"][label]) for label in saved["labels"]] == [n.split("/")[0] for n in saved["names"]]
     assert pq.read_table(tmp_path / "f.parquet")["name"].to_pylist() == np.load(tmp_path / "f.npz")["names"].tolist()
-    found = antipode.embed(trained, data=data, duplicates=0.01, device="cpu")
+    found = unitsphere.embed(trained, data=data, duplicates=0.01, device="cpu")
     first, second, cosine = found.duplicates[0]
     assert torch.cosine_similarity(found.features[first], found.features[second], dim=0).item() == pytest.approx(cosine)
     assert len(found.names) == 80 and list(found.broken) == ["red/bad.png"]
@@ -172,7 +172,7 @@ class Dazzled(torch.nn.Module):
 def test_images_without_finite_features_are_left_out_and_named():
     arrays = np.zeros((9, 16, 16, 3), np.uint8)
     arrays[4] = 255
-    found = antipode.embed(Dazzled(), data=arrays, image_size=16, device="cpu")
+    found = unitsphere.embed(Dazzled(), data=arrays, image_size=16, device="cpu")
     assert len(found.names) == 8 and found.features.isfinite().all()
     ((name, why),) = found.broken.items()
     assert name not in found.names and "no finite features" in why
@@ -182,7 +182,7 @@ def test_one_name_in_two_splits_is_two_images(tmp_path, run):
     for split in ("train", "val"):
         write_images(tmp_path / split / "a", 3)
         write_images(tmp_path / split / "b", 3)
-    names = antipode.embed(run[0], data=tmp_path, out=tmp_path / "f.npz").names
+    names = unitsphere.embed(run[0], data=tmp_path, out=tmp_path / "f.npz").names
     assert len(set(names)) == 12 and "val/a/0000.png" in names
     assert list(np.load(tmp_path / "f.npz")["names"]) == list(names)
 
@@ -190,7 +190,7 @@ def test_one_name_in_two_splits_is_two_images(tmp_path, run):
 def test_results_add_up_in_the_runs_folder(run):
     trained, data = run
     before = len(json.loads((trained.path / "results.json").read_text()))
-    antipode.evaluate(trained, protocol="linear", data=data, epochs=2, lr=[0.1])
+    unitsphere.evaluate(trained, protocol="linear", data=data, epochs=2, lr=[0.1])
     results = json.loads((trained.path / "results.json").read_text())
     assert len(results) == before + 1 and results[-1]["constants"]["chosen_lr"] == 0.1
 
@@ -198,13 +198,13 @@ def test_results_add_up_in_the_runs_folder(run):
 def test_a_checkpoint_is_judged_by_its_runs_own_division(run):
     trained, data = run
     ((_, checkpoint),) = trained.checkpoints()
-    of_run = antipode.evaluate(trained, protocol="knn", data=data, k=[5])
-    alone = antipode.evaluate(checkpoint, protocol="knn", data=data, k=[5])
+    of_run = unitsphere.evaluate(trained, protocol="knn", data=data, k=[5])
+    alone = unitsphere.evaluate(checkpoint, protocol="knn", data=data, k=[5])
     for known in ("value", "images", "constants", "broken"):
         assert alone[known] == of_run[known]
     assert alone["constants"]["holdout"] == 0.3
-    held_out = antipode.embed(trained, data=data, split="val").names
-    assert antipode.embed(checkpoint, data=data, split="val").names == held_out
+    held_out = unitsphere.embed(trained, data=data, split="val").names
+    assert unitsphere.embed(checkpoint, data=data, split="val").names == held_out
 
 
 def test_splits_whose_labels_mean_other_classes_are_refused(run, tmp_path):
@@ -215,14 +215,14 @@ def test_splits_whose_labels_mean_other_classes_are_refused(run, tmp_path):
         about = {"huggingface": json.dumps({"info": {"features": features}})}
         pq.write_table(table.replace_schema_metadata(about), tmp_path / f"{split}.parquet")
     with pytest.raises(UsageError, match=r"label 0 .* is 'ant' in the training images and 'bee' in the test"):
-        antipode.evaluate(run[0], protocol="knn", data=f"parquet={tmp_path}", k=[1])
+        unitsphere.evaluate(run[0], protocol="knn", data=f"parquet={tmp_path}", k=[1])
 
 
 def test_a_split_may_lack_the_last_classes(run, tmp_path):
     (path,) = write_images(tmp_path, 1)
     for split, labels in (("train", [0, 1, 2, 2]), ("test", [0, 1, 1, 0])):  # of numbers alone, 3 classes and 2
         pq.write_table(pa.table({"image": [path.read_bytes()] * 4, "label": labels}), tmp_path / f"{split}.parquet")
-    assert antipode.evaluate(run[0], protocol="knn", data=f"parquet={tmp_path}", k=[1])["images"]["test"] == 4
+    assert unitsphere.evaluate(run[0], protocol="knn", data=f"parquet={tmp_path}", k=[1])["images"]["test"] == 4
 
 
 def test_features_that_would_fill_a_device_stay_where_they_are(monkeypatch):

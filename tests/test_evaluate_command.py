@@ -6,9 +6,9 @@ import torch
 from conftest import command, write_images, write_labelled
 from torch import nn
 
-import antipode
-from antipode.data.source import open_images
-from antipode.errors import AntipodeError, UsageError
+import unitsphere
+from unitsphere.data.source import open_images
+from unitsphere.errors import UnitsphereError, UsageError
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 8, "queue_size": 32, "bn_groups": 1, "epochs": 1}
 
@@ -21,26 +21,26 @@ def run(tmp_path_factory):
     data = write_labelled(root / "data")
     write_images(data / "grey", 30, seed=7)
     settings = SMALL | {"device": "cpu", "tensorboard": False, "holdout": 0.3, "classes": ["red", "blue"]}
-    return antipode.pretrain("moco-v2", data=data, out=root / "run", **settings), data
+    return unitsphere.pretrain("moco-v2", data=data, out=root / "run", **settings), data
 
 
 def test_embed_takes_for_held_out_what_the_run_held_out(run):
     trained, data = run
     held_out = open_images(data, "val", holdout=0.3, classes=["red", "blue"])
-    assert antipode.embed(trained, data=data, split="val").names == held_out.names
-    assert len(antipode.embed(trained, data=data, split="val", holdout=0.1, classes=["grey"]).names) < 11
-    assert len(antipode.embed(trained, data=data).names) == 110
-    assert len(antipode.embed(trained, data=data, classes=["grey"]).names) == 30
+    assert unitsphere.embed(trained, data=data, split="val").names == held_out.names
+    assert len(unitsphere.embed(trained, data=data, split="val", holdout=0.1, classes=["grey"]).names) < 11
+    assert len(unitsphere.embed(trained, data=data).names) == 110
+    assert len(unitsphere.embed(trained, data=data, classes=["grey"]).names) == 30
 
 
 def test_the_classes_of_a_run_are_those_of_its_own_data(run, monkeypatch, tmp_path):
     trained, data = run
     monkeypatch.chdir(data.parent)
-    constants = antipode.evaluate(trained, protocol="knn", data="./data/", k=[3])["constants"]
+    constants = unitsphere.evaluate(trained, protocol="knn", data="./data/", k=[3])["constants"]
     assert tuple(constants["classes"]) == ("red", "blue") and constants["holdout"] == 0.3
     for name in ("cat", "dog"):
         write_images(tmp_path / name, 10)
-    result = antipode.evaluate(trained, protocol="knn", data=tmp_path, k=[3])
+    result = unitsphere.evaluate(trained, protocol="knn", data=tmp_path, k=[3])
     assert result["constants"]["classes"] is None and sum(result["images"].values()) == 20
 
 
@@ -58,7 +58,7 @@ def test_classes_and_share_are_options_of_both_commands(run, tmp_path):
 def test_embed_refuses_features_that_are_not_known(run):
     trained, data = run
     with pytest.raises(UsageError, match="Did you mean embedding"):
-        antipode.embed(trained, data=data, features="embeding")
+        unitsphere.embed(trained, data=data, features="embeding")
 
 
 class Greedy(nn.Module):
@@ -67,6 +67,6 @@ class Greedy(nn.Module):
 
 
 def test_too_little_memory_is_said_with_what_to_lower(labelled):
-    for judge in (antipode.embed, lambda *what, **more: antipode.evaluate(*what, protocol="knn", **more)):
-        with pytest.raises(AntipodeError, match=r"out of memory.*--batch-size"):
+    for judge in (unitsphere.embed, lambda *what, **more: unitsphere.evaluate(*what, protocol="knn", **more)):
+        with pytest.raises(UnitsphereError, match=r"out of memory.*--batch-size"):
             judge(Greedy(), data=labelled, image_size=16)

@@ -17,15 +17,15 @@ import torch
 from conftest import write_images, write_labelled
 from PIL import Image
 
-import antipode
-from antipode.cli import main
-from antipode.data.images import Images
-from antipode.data.source import open_images
-from antipode.data.voc import CLASSES
-from antipode.errors import UsageError
-from antipode.evaluation.finetune import FINE_TUNING
-from antipode.evaluation.linear import PROTOCOLS
-from antipode.training.run import Run
+import unitsphere
+from unitsphere.cli import main
+from unitsphere.data.images import Images
+from unitsphere.data.source import open_images
+from unitsphere.data.voc import CLASSES
+from unitsphere.errors import UsageError
+from unitsphere.evaluation.finetune import FINE_TUNING
+from unitsphere.evaluation.linear import PROTOCOLS
+from unitsphere.training.run import Run
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 8, "queue_size": 32, "bn_groups": 4, "epochs": 1}
 RANDOM = {"backbone": "resnet-tiny", "image_size": 16, "device": "cpu"}
@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
     root = tmp_path_factory.mktemp("protocols")
     data = write_labelled(root / "data")
     settings = SMALL | {"device": "cpu", "tensorboard": False, "holdout": 0.25}
-    return antipode.pretrain("moco-v2", data=data, out=root / "run", **settings), data
+    return unitsphere.pretrain("moco-v2", data=data, out=root / "run", **settings), data
 
 
 def last_result(trained: Run) -> dict:
@@ -78,14 +78,14 @@ def test_semi_by_list_with_rates_to_choose_from(run, capsys, tmp_path):
 def test_few_labels_leave_the_encoder_frozen():
     pixels = np.random.default_rng(0).integers(0, 256, (400, 8, 8, 3), np.uint8)
     images = Images("noise", [str(n) for n in range(400)], np.arange(400) % 2, ("a", "b"), lambda n: pixels[n])
-    result = antipode.evaluate("random", protocol="semi", data=images, fraction=0.02, epochs=1, **RANDOM)
+    result = unitsphere.evaluate("random", protocol="semi", data=images, fraction=0.02, epochs=1, **RANDOM)
     assert result["constants"]["row"] == "msbreg-1%" and result["constants"]["chosen_encoder_lr"] == 0
     assert result["images"] == {"train": 8, "test": 40}
 
 
 def test_large_images_are_fine_tuned_on_crops_as_small_as_the_linear_protocols(run):
     about = {"backbone": "resnet-tiny", "image_size": 72, "device": "cpu"}
-    result = antipode.evaluate("random", protocol="finetune", data=run[1], epochs=1, **about)
+    result = unitsphere.evaluate("random", protocol="finetune", data=run[1], epochs=1, **about)
     assert result["constants"]["views"] == "supervised"
 
 
@@ -112,7 +112,7 @@ def test_transfer_takes_the_settings_for_the_data(run, tmp_path):
     places = Images(
         "places205", [str(n) for n in range(20)], np.arange(20) % 2, ("a", "b"), lambda n: np.full((9, 9), n, np.uint8)
     )
-    result = antipode.evaluate("random", protocol="transfer", data=places, **RANDOM)
+    result = unitsphere.evaluate("random", protocol="transfer", data=places, **RANDOM)
     assert result["constants"]["row"] == "places205" and result["constants"]["epochs"] == 28
 
 
@@ -152,7 +152,7 @@ def test_a_class_that_was_never_taught_is_refused(protocol, tmp_path):
                     entry.size = len(content)
                     tar.addfile(entry, io.BytesIO(content))
     with pytest.raises(UsageError, match=r"classes that the training images lack: \[2\]"):
-        antipode.evaluate("random", protocol=protocol, data=f"tar={tmp_path}", **RANDOM)
+        unitsphere.evaluate("random", protocol=protocol, data=f"tar={tmp_path}", **RANDOM)
 
 
 def several_labels(count: int = 60) -> Images:
@@ -175,7 +175,9 @@ def test_pixels_have_nothing_to_train_but_the_classifier(run, capsys):
 
 
 def test_svm_of_several_labels_an_image():
-    result = antipode.evaluate("pixels", protocol="svm", data=several_labels(), holdout=0.3, image_size=8, device="cpu")
+    result = unitsphere.evaluate(
+        "pixels", protocol="svm", data=several_labels(), holdout=0.3, image_size=8, device="cpu"
+    )
     assert set(result["value"]) == {"mAP", "mAP_area"} and result["value"]["mAP"] > 95  # the pixels say it
     assert "classes" not in result
     assert result["constants"]["mAP"].startswith("VOC 2007") and len(result["constants"]["costs"]) > 10
@@ -186,8 +188,8 @@ def test_svm_leaves_out_classes_that_are_not_chosen():
     images.labels[:, 1] = -1  # cannot be learnt
     asked = {"protocol": "svm", "data": images, "holdout": 0.3, "image_size": 8, "device": "cpu"}
     with pytest.raises(UsageError, match=r"show 'g' .* leave the class out \(--classes\)"):
-        antipode.evaluate("pixels", **asked)
-    result = antipode.evaluate("pixels", classes=["b", "r"], **asked)
+        unitsphere.evaluate("pixels", **asked)
+    result = unitsphere.evaluate("pixels", classes=["b", "r"], **asked)
     assert list(result["constants"]["per_class"]) == ["b", "r"] and sum(result["images"].values()) == 60
 
 
@@ -201,7 +203,7 @@ def test_svm_reads_voc(tmp_path):
             marks = np.where(np.arange(len(part)) < 3, 1, draws.choice((-1, -1, 1), len(part)))
             lines = (f"{path.stem} {mark:2d}\n" for path, mark in zip(part, marks, strict=True))
             (folder / "ImageSets" / "Main" / f"{kind}_{split}.txt").write_text("".join(lines))
-    result = antipode.evaluate("random", protocol="svm", data=f"voc2007={tmp_path}", **RANDOM)
+    result = unitsphere.evaluate("random", protocol="svm", data=f"voc2007={tmp_path}", **RANDOM)
     assert result["images"] == {"train": 50, "test": 30} and len(result["constants"]["per_class"]) == 20
     assert 20 < result["value"]["mAP"] < 80  # chance is a third
 
@@ -209,13 +211,13 @@ def test_svm_reads_voc(tmp_path):
 @pytest.mark.parametrize("protocol", ["knn", "linear", "transfer", "finetune"])
 def test_several_labels_are_only_for_svm(protocol):
     with pytest.raises(UsageError, match="For several there is svm"):
-        antipode.evaluate("random", protocol=protocol, data=several_labels(), **RANDOM)
+        unitsphere.evaluate("random", protocol=protocol, data=several_labels(), **RANDOM)
 
 
 @pytest.mark.parametrize("protocol", ["knn", "linear", "transfer", "finetune", "svm"])
 def test_images_without_labels_are_refused(protocol, photos):
     with pytest.raises(UsageError, match=r"labels: the training images of .* have none"):
-        antipode.evaluate("random", protocol=protocol, data=photos, **RANDOM)
+        unitsphere.evaluate("random", protocol=protocol, data=photos, **RANDOM)
 
 
 def test_what_a_protocol_does_not_take_is_refused(run, capsys):
@@ -243,8 +245,8 @@ def test_what_a_protocol_does_not_take_is_refused(run, capsys):
 
 def test_without_scikit_learn_the_extra_is_named(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(UsageError, match=r"pip install 'antipode\[plots\]'"):
-        antipode.evaluate("random", protocol="svm", data=run[1], **RANDOM)
+    with pytest.raises(UsageError, match=r"pip install -e '\.\[plots\]'"):
+        unitsphere.evaluate("random", protocol="svm", data=run[1], **RANDOM)
 
 
 def test_results_that_come_at_once_are_all_kept(tmp_path):

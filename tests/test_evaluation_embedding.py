@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from antipode.data.loader import Loader
-from antipode.data.source import Images
-from antipode.errors import AntipodeError, UsageError
-from antipode.evaluation.embedding import check_path, near_duplicates, neighbour_sheet, save_features
+from unitsphere.data.loader import Loader
+from unitsphere.data.source import Images
+from unitsphere.errors import UnitsphereError, UsageError
+from unitsphere.evaluation.embedding import check_path, near_duplicates, neighbour_sheet, save_features
 
 NAMES = ["a/ä.jpg", "b/2.jpg", "b/with space.png"]
 FEATURES = torch.arange(12.0).reshape(3, 4) / 7
@@ -43,7 +43,7 @@ def test_parquet_gives_back_what_was_saved(tmp_path: Path) -> None:
     assert np.array_equal(np.array(table.column("features").to_pylist(), np.float32), FEATURES.numpy())
     assert table.column("label").to_pylist() == [0, 1, 1]
     assert table.column("class").to_pylist() == ["ant", "bee", "bee"]
-    assert json.loads(table.schema.metadata[b"antipode"]) == META
+    assert json.loads(table.schema.metadata[b"unitsphere"]) == META
 
 
 def test_several_labels_an_image_are_saved_as_a_row_of_flags(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_another_suffix_is_refused_before_anything_is_written(tmp_path: Path, na
 def test_without_pyarrow_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # how Python itself marks a module as missing
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(UsageError, match=r"pip install antipode\[parquet\]"):
+    with pytest.raises(UsageError, match=r"pip install -e '\.\[parquet\]'"):
         check_path("features.parquet")
     check_path("features.npz")
 
@@ -86,7 +86,7 @@ def test_a_failure_leaves_the_old_file_and_no_remains(tmp_path: Path) -> None:
         save_features(path, FEATURES, NAMES, meta={"not json": object()})
     assert path.read_bytes() == before
     (tmp_path / "folder.npz").mkdir()  # cannot be replaced by a file: fails after all is written
-    with pytest.raises(AntipodeError, match="could not be written"):
+    with pytest.raises(UnitsphereError, match="could not be written"):
         save_features(tmp_path / "folder.npz", FEATURES, NAMES)
     assert sorted(os.listdir(tmp_path)) == ["features.npz", "folder.npz"]
 

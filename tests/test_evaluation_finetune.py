@@ -11,17 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from antipode.data.images import Images
-from antipode.data.loader import Loader
-from antipode.errors import AntipodeError, UsageError
-from antipode.evaluation.features import AugmentedFeatures, extract
-from antipode.evaluation.finetune import FINE_TUNING, FineTuning, finetune
-from antipode.evaluation.inputs import stratified_split
-from antipode.evaluation.linear import linear, shuffled_batches, train_linear
-from antipode.modules.backbones import TinyResNet
-from antipode.modules.norms import part_batch_norms
-from antipode.randomness import generator
-from antipode.views.evaluation import Preprocess
+from unitsphere.data.images import Images
+from unitsphere.data.loader import Loader
+from unitsphere.errors import UnitsphereError, UsageError
+from unitsphere.evaluation.features import AugmentedFeatures, extract
+from unitsphere.evaluation.finetune import FINE_TUNING, FineTuning, finetune
+from unitsphere.evaluation.inputs import stratified_split
+from unitsphere.evaluation.linear import linear, shuffled_batches, train_linear
+from unitsphere.modules.backbones import TinyResNet
+from unitsphere.modules.norms import part_batch_norms
+from unitsphere.randomness import generator
+from unitsphere.views.evaluation import Preprocess
 
 SEEN = Preprocess(size=8, resize=8, mean=(0.5,) * 3, std=(0.25,) * 3)
 QUICK = FineTuning(lr=(0.2,), encoder_lr=(0.1,), batch_size=16, epochs=4)
@@ -197,7 +197,7 @@ def test_rates_that_diverge_are_not_chosen_and_alone_an_error() -> None:
     train, test = stripes(32, 0), stripes(10, 1)
     found = finetune(backbone(), train, test, SEEN, replace(QUICK, encoder_lr=(1e30, 0.1)))
     assert found.chosen.encoder_lr == 0.1 and found.trials[0].held_out == 0
-    with pytest.raises(AntipodeError, match=r"diverged with rates 0.2 \(classifier\) and 1e\+30"):
+    with pytest.raises(UnitsphereError, match=r"diverged with rates 0.2 \(classifier\) and 1e\+30"):
         finetune(backbone(), train, test, SEEN, replace(QUICK, encoder_lr=(1e30,)))
 
 

@@ -9,8 +9,8 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from antipode.errors import AntipodeError, UsageError
-from antipode.evaluation.knn import knn, neighbours
+from unitsphere.errors import UnitsphereError, UsageError
+from unitsphere.evaluation.knn import knn, neighbours
 
 
 def clusters(n: int, classes: int = 7, dim: int = 12, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -55,7 +55,7 @@ def test_queries_that_are_not_all_held_at_once_find_the_same(monkeypatch: pytest
     bank, queries = clusters(103)[0], clusters(101, seed=1)[0]
     chosen = torch.arange(101)
     whole = neighbours(bank, queries, 9, exclude=chosen)
-    monkeypatch.setattr("antipode.evaluation.knn.BLOCKS_HELD", 2)
+    monkeypatch.setattr("unitsphere.evaluation.knn.BLOCKS_HELD", 2)
     parts = neighbours(bank, queries, 9, exclude=chosen, chunk=(7, 20))
     assert torch.equal(parts[1], whole[1])
     assert torch.allclose(parts[0], whole[0], atol=1e-6)  # sums of a block in another order
@@ -143,9 +143,9 @@ def test_what_cannot_be_judged_is_said() -> None:
     broken = bank.clone()
     broken[3] = torch.nan
     for some in (broken, broken.numpy(), broken.half()):
-        with pytest.raises(AntipodeError, match="1 of 10 of the training images"):
+        with pytest.raises(UnitsphereError, match="1 of 10 of the training images"):
             knn(some, labels, bank, labels, k=(1,), chunk=(3, 3))
-    with pytest.raises(AntipodeError, match="1 of 10 of the test images"):
+    with pytest.raises(UnitsphereError, match="1 of 10 of the test images"):
         knn(bank, labels, broken, labels, k=(1,))
-    with pytest.raises(AntipodeError, match="diverged"):
+    with pytest.raises(UnitsphereError, match="diverged"):
         knn(broken * torch.nan, labels, bank, labels, k=(1,))

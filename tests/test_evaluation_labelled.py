@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antipode.data.images import Images
-from antipode.errors import UsageError
-from antipode.evaluation.labelled import listed_part, stratified_fraction
+from unitsphere.data.images import Images
+from unitsphere.errors import UsageError
+from unitsphere.evaluation.labelled import listed_part, stratified_fraction
 
 SIZES = {"cat": 200, "cow": 100, "dog": 51}
 

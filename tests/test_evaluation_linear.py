@@ -10,10 +10,10 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from antipode.errors import AntipodeError, UsageError
-from antipode.evaluation.features import CachedFeatures
-from antipode.evaluation.inputs import stratified_split
-from antipode.evaluation.linear import (
+from unitsphere.errors import UnitsphereError, UsageError
+from unitsphere.evaluation.features import CachedFeatures
+from unitsphere.evaluation.inputs import stratified_split
+from unitsphere.evaluation.linear import (
     PROTOCOLS,
     Layers,
     LinearProtocol,
@@ -23,7 +23,7 @@ from antipode.evaluation.linear import (
     top_accuracies,
     train_linear,
 )
-from antipode.randomness import generator as seeded
+from unitsphere.randomness import generator as seeded
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -222,9 +222,9 @@ def test_features_that_are_not_finite_are_an_error() -> None:
     x, y = clusters(60)
     broken = x.clone()
     broken[7] = torch.nan
-    with pytest.raises(AntipodeError, match="1 of 60 of the test images"):
+    with pytest.raises(UnitsphereError, match="1 of 60 of the test images"):
         linear(CachedFeatures(x), y, broken, y, QUICK)
-    with pytest.raises(AntipodeError, match="diverged"):
+    with pytest.raises(UnitsphereError, match="diverged"):
         linear(CachedFeatures(broken), y, x, y, QUICK)
 
 
@@ -234,7 +234,7 @@ def test_a_rate_that_diverges_is_not_chosen_and_spoils_no_other() -> None:
     wild = replace(QUICK, lr=(1.0, float("inf")))
     found = linear(CachedFeatures(train), labels, test, truth, wild)
     assert found.chosen.lr == 1.0 and found.chosen.top1 > 50
-    with pytest.raises(AntipodeError, match="diverged"):
+    with pytest.raises(UnitsphereError, match="diverged"):
         linear(CachedFeatures(train), labels, test, truth, replace(QUICK, lr=(float("inf"),)))
 
 

@@ -9,9 +9,9 @@ from sklearn.metrics import average_precision_score
 from sklearn.model_selection import PredefinedSplit, cross_val_score
 from sklearn.svm import LinearSVC
 
-from antipode.errors import UsageError
-from antipode.evaluation.inputs import class_marks
-from antipode.evaluation.svm import (
+from unitsphere.errors import UsageError
+from unitsphere.evaluation.inputs import class_marks
+from unitsphere.evaluation.svm import (
     SvmProtocol,
     area_average,
     best_cost,
@@ -21,7 +21,7 @@ from antipode.evaluation.svm import (
     stratified_folds,
     svm,
 )
-from antipode.randomness import generator
+from unitsphere.randomness import generator
 
 QUICK = SvmProtocol(costs=(2.0**-6, 0.25, 1.0, 32.0))
 
@@ -111,7 +111,7 @@ def test_a_shown_image_weighs_as_much_as_two() -> None:
     rows = features.double().numpy()
     mine = np.where(marks[:, 0] > 0, 1, -1)
     twice = np.concatenate([np.arange(len(mine)), np.flatnonzero(mine > 0)])
-    from antipode.evaluation.svm import fit
+    from unitsphere.evaluation.svm import fit
 
     weighted = fit(rows, mine, 0.5, QUICK).decision_function(rows)
     doubled = LinearSVC(C=0.5, dual=False, max_iter=5000).fit(rows[twice], mine[twice]).decision_function(rows)

@@ -12,8 +12,8 @@ import torch
 from conftest import interpret_kernels
 from torch.nn import functional as F
 
-from antipode.errors import UsageError
-from antipode.objectives import info_nce
+from unitsphere.errors import UsageError
+from unitsphere.objectives import info_nce
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -57,7 +57,7 @@ def some_of(*shape, seed=9):
 
 def fused(query, negatives, mask=None, temperature=TAU):
     """lse (N,) and d lse / d q (N, D) of the kernels."""
-    from antipode.objectives.fused import lse_of_negatives
+    from unitsphere.objectives.fused import lse_of_negatives
 
     query = query.detach().requires_grad_()
     lse = lse_of_negatives(query, negatives, temperature, mask)
@@ -264,4 +264,4 @@ def test_it_is_refused_on_a_cpu():
 def test_nothing_of_it_is_loaded_on_a_cpu():
     query = torch.randn(64, 8)
     info_nce(query, query, torch.randn(2**17, 8), temperature=1.0)
-    assert "antipode.objectives.fused" not in sys.modules
+    assert "unitsphere.objectives.fused" not in sys.modules

@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import interpret_kernels
 
-from antipode.objectives import mixing
+from unitsphere.objectives import mixing
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -20,7 +20,7 @@ USABLE = pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reas
     [(50, 128, (7, 33)), (300, 100, (1, 1)), (9, 1, (2, 5)), (40, 2048, (3, 11)), (8, 16, (4, 0))],
 )
 def test_products_of_pairs(rows, dim, shape):
-    from antipode.objectives.fused_pairs import dots_of_pairs
+    from unitsphere.objectives.fused_pairs import dots_of_pairs
 
     draw = torch.Generator().manual_seed(rows)
     vectors = torch.randn(dim, rows, generator=draw).T  # rows that do not lie one after another
@@ -35,7 +35,7 @@ def test_products_of_pairs(rows, dim, shape):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_mixing_takes_the_kernel_and_gives_the_same_scores(monkeypatch):
-    from antipode.objectives import fused_pairs
+    from unitsphere.objectives import fused_pairs
 
     draw = torch.Generator().manual_seed(0)
     query, negatives = (torch.nn.functional.normalize(torch.randn(n, 128, generator=draw)).cuda() for n in (64, 4096))

@@ -16,11 +16,11 @@ import torch
 from conftest import EVERYTHING, interpret_kernels
 from torch import Tensor
 
-from antipode.data.canvas import Canvas
-from antipode.randomness import generator
-from antipode.views.apply import Frame, apply, parameters, render
-from antipode.views.draw import Table, draw
-from antipode.views.policies import POLICIES, Policy
+from unitsphere.data.canvas import Canvas
+from unitsphere.randomness import generator
+from unitsphere.views.apply import Frame, apply, parameters, render
+from unitsphere.views.draw import Table, draw
+from unitsphere.views.policies import POLICIES, Policy
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -52,7 +52,7 @@ def frame_of(canvas: Canvas, policy: Policy, size: int) -> Frame:
 
 
 def fused(canvas: Canvas, table: Table, size: int) -> Tensor:
-    from antipode.views.fused import render as fused_render
+    from unitsphere.views.fused import render as fused_render
 
     numbers = parameters(canvas, table, size).to(DEVICE)
     return fused_render(canvas.pixels.to(DEVICE), numbers, frame_of(canvas, table.policy, size))
@@ -132,7 +132,7 @@ def test_images_far_into_a_large_canvas_are_found() -> None:
 @runs_kernels
 @needs_card
 def test_a_recorded_graph_follows_new_numbers() -> None:
-    from antipode.views.fused import render as fused_render
+    from unitsphere.views.fused import render as fused_render
 
     canvas = noise(RAGGED)
     pixels, frame = canvas.pixels.to(DEVICE), frame_of(canvas, EVERYTHING, 32)

@@ -7,7 +7,7 @@ import torch
 from scipy.special import gammaln, ive
 from torch.nn.functional import normalize
 
-from antipode.objectives.geometry import alignment, effective_rank, feature_deviation, uniformity
+from unitsphere.objectives.geometry import alignment, effective_rank, feature_deviation, uniformity
 
 
 def sphere(n: int, dim: int, seed: int = 0) -> torch.Tensor:
@@ -20,7 +20,7 @@ def test_alignment_is_twice_one_minus_cosine() -> None:
     assert alignment(3 * x, y).item() == pytest.approx((2 - 2 * cosine).mean().item(), rel=1e-12)
 
 
-def test_alignment_is_zero_for_equal_directions_and_four_for_antipodes() -> None:
+def test_alignment_is_zero_for_equal_directions_and_four_for_unitspheres() -> None:
     x = sphere(20, 5)
     assert alignment(x, 2 * x).item() == pytest.approx(0, abs=1e-12)
     assert alignment(x, -x).item() == pytest.approx(4)

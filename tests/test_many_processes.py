@@ -1,4 +1,4 @@
-"""`torchrun ... -m antipode pretrain`: real processes, from the command line to the checkpoint."""
+"""`torchrun ... -m unitsphere pretrain`: real processes, from the command line to the checkpoint."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import time
 import pytest
 from conftest import SMALL, command, packed_shapes
 
-from antipode.training.run import Run
+from unitsphere.training.run import Run
 
 ARGUMENTS = [
     *["pretrain", "moco-v2", "--data", packed_shapes(), "--recipe", "shapes", *SMALL, "--epochs", "4"],
@@ -25,7 +25,7 @@ def torchrun(processes, *words):
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
     return subprocess.Popen(
-        [*start, "-m", "antipode", *map(str, words)],
+        [*start, "-m", "unitsphere", *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -102,7 +102,7 @@ def test_a_rank_that_is_killed_ends_the_job(tmp_path):
     os.kill(children(process.pid)[-1], signal.SIGKILL)
     status, _, errors = finish(process)
     assert status != 0 and "SIGKILL" in errors
-    assert "antipode: another process died" in errors and "RuntimeError" not in errors
+    assert "unitsphere: another process died" in errors and "RuntimeError" not in errors
     assert not children(process.pid)
 
 

@@ -9,10 +9,10 @@ from scipy import stats
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from antipode.errors import UsageError
-from antipode.objectives import info_nce
-from antipode.objectives.contrastive import NOTHING
-from antipode.objectives.mixing import (
+from unitsphere.errors import UsageError
+from unitsphere.objectives import info_nce
+from unitsphere.objectives.contrastive import NOTHING
+from unitsphere.objectives.mixing import (
     Mixing,
     draw_parents,
     false_parents,
@@ -21,7 +21,7 @@ from antipode.objectives.mixing import (
     proxy_accuracy,
     synthesise,
 )
-from antipode.randomness import uniform
+from unitsphere.randomness import uniform
 
 TAU = 0.2
 

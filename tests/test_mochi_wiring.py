@@ -7,16 +7,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-import antipode
-from antipode.config.resolve import Layer, resolve
-from antipode.methods import contrastive
-from antipode.methods.build import build_method
-from antipode.methods.method import Moment
-from antipode.objectives.contrastive import NOTHING
-from antipode.objectives.mixing import Mixing, synthesise
-from antipode.training.checkpoint import load_checkpoint, part
-from antipode.training.optimisers import build_optimizer
-from antipode.training.step import PlainStep
+import unitsphere
+from unitsphere.config.resolve import Layer, resolve
+from unitsphere.methods import contrastive
+from unitsphere.methods.build import build_method
+from unitsphere.methods.method import Moment
+from unitsphere.objectives.contrastive import NOTHING
+from unitsphere.objectives.mixing import Mixing, synthesise
+from unitsphere.training.checkpoint import load_checkpoint, part
+from unitsphere.training.optimisers import build_optimizer
+from unitsphere.training.step import PlainStep
 
 N = 72  # more than the 64 queries of which signs of health are taken
 SMALL = {"image_size": 8, "batch_size": N, "queue_size": 40, "dim": 6, "bn_groups": 1, "epochs": 20, "mixing_warmup": 0}
@@ -127,8 +127,8 @@ def test_only_negatives_that_a_query_meets_are_mixed(made):
 def test_mochi_of_nothing_trains_as_moco_v2_bit_for_bit(tmp_path):
     tiny = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 16, "queue_size": 64, "bn_groups": 2, "dim": 16}
     tiny |= {"device": "cpu", "tensorboard": False, "epochs": 1, "data": "shapes=40x16"}
-    moco = antipode.pretrain("moco-v2", out=tmp_path / "moco", **tiny)
-    nothing = antipode.pretrain("mochi", out=tmp_path / "mochi", pairs=0, with_query=0, **tiny)
+    moco = unitsphere.pretrain("moco-v2", out=tmp_path / "moco", **tiny)
+    nothing = unitsphere.pretrain("mochi", out=tmp_path / "mochi", pairs=0, with_query=0, **tiny)
     (one, meta), (other, _) = (load_checkpoint(run.checkpoints()[-1][1]) for run in (moco, nothing))
     one, other = part(one, "method."), part(other, "method.")
     assert meta["step"] >= 2 and one.keys() == other.keys()

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from antipode.methods.comparison import Comparison
-from antipode.methods.contrastive import Contrastive
-from antipode.methods.method import Encoder, Moment
-from antipode.modules.norms import part_batch_norms
-from antipode.modules.queue import KeyQueue
+from unitsphere.methods.comparison import Comparison
+from unitsphere.methods.contrastive import Contrastive
+from unitsphere.methods.method import Encoder, Moment
+from unitsphere.modules.norms import part_batch_norms
+from unitsphere.modules.queue import KeyQueue
 
 
 def encoder(seed=0):

@@ -9,19 +9,19 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-import antipode
-from antipode.config.resolve import Layer, resolve
-from antipode.methods.build import build_method
-from antipode.methods.dispersion import brownian_directions
-from antipode.methods.method import Moment
-from antipode.objectives.regression import (
+import unitsphere
+from unitsphere.config.resolve import Layer, resolve
+from unitsphere.methods.build import build_method
+from unitsphere.methods.dispersion import brownian_directions
+from unitsphere.methods.method import Moment
+from unitsphere.objectives.regression import (
     brownian_loss,
     centroid_loss,
     correlation_loss,
     gram_loss,
     nuclear_loss,
 )
-from antipode.randomness import generator
+from unitsphere.randomness import generator
 
 N, K = 16, 5  # an odd number of views: no two forms of the centroid agree
 SMALL = {"batch_size": N, "image_size": 16, "hidden": 32, "dim": 8, "warmup_epochs": 0}
@@ -121,7 +121,7 @@ def test_k_views_share_one_decode(tmp_path):
     def reads(views: int, epochs: int) -> int:
         data = Counting(40)
         out = tmp_path / f"{views} {epochs}"
-        antipode.pretrain("msbreg", data=data, out=out, view_count=views, epochs=epochs, **usual)
+        unitsphere.pretrain("msbreg", data=data, out=out, view_count=views, epochs=epochs, **usual)
         return len(data.read)
 
     two = reads(2, epochs=1)
@@ -133,7 +133,7 @@ def test_results_say_which_losses_are_reconstructed(tmp_path, labelled):
     torch.set_num_threads(1)
     usual = SMALL | {"backbone": "resnet-tiny", "lr": 0.01, "epochs": 1, "device": "cpu", "tensorboard": False}
     for method, told in (("byol", None), ("msbreg", ["centroids", "singular_loss", "brownian_loss"])):
-        run = antipode.pretrain(method, data=Counting(40).pictures, out=tmp_path / method, **usual)
-        antipode.evaluate(run, protocol="knn", data=labelled, device="cpu")
+        run = unitsphere.pretrain(method, data=Counting(40).pictures, out=tmp_path / method, **usual)
+        unitsphere.evaluate(run, protocol="knn", data=labelled, device="cpu")
         results = json.loads((run.path / "results.json").read_text())
         assert [result.get("reconstructed") for result in results] == [told, told]

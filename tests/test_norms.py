@@ -9,19 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from antipode.errors import UsageError
-from antipode.modules import norms
-from antipode.modules.backbones import TINY, StemConv, build_backbone
-from antipode.modules.heads import projection_head
-from antipode.modules.image_norms import (
+from unitsphere.errors import UsageError
+from unitsphere.modules import norms
+from unitsphere.modules.backbones import TINY, StemConv, build_backbone
+from unitsphere.modules.heads import projection_head
+from unitsphere.modules.image_norms import (
     StandardisedConv,
     StandardisedLinear,
     StandardisedStemConv,
     standardised,
     use_norm,
 )
-from antipode.modules.names import NORMS
-from antipode.modules.norms import groups_of, part_batch_norms, split_groups
+from unitsphere.modules.names import NORMS
+from unitsphere.modules.norms import groups_of, part_batch_norms, split_groups
 
 EXACT = {"rtol": 0, "atol": 1e-12}  # float64, a few hundred terms
 

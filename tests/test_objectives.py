@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from antipode.errors import UsageError
-from antipode.objectives import info_nce
+from unitsphere.errors import UsageError
+from unitsphere.objectives import info_nce
 
 
 def unit(*shape, seed=0, dtype=torch.float64):

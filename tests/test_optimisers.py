@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from antipode.config.resolve import Layer, resolve
-from antipode.methods.build import build_method
-from antipode.methods.method import Moment
-from antipode.training.checkpoint import load_checkpoint, save_checkpoint
-from antipode.training.optimisers import LARS, build_optimizer, parameter_groups
-from antipode.training.step import PlainStep
+from unitsphere.config.resolve import Layer, resolve
+from unitsphere.methods.build import build_method
+from unitsphere.methods.method import Moment
+from unitsphere.training.checkpoint import load_checkpoint, save_checkpoint
+from unitsphere.training.optimisers import LARS, build_optimizer, parameter_groups
+from unitsphere.training.step import PlainStep
 
 SHAPES = [(8, 3, 3, 3), (5, 8), (8,), (5,), (2, 2)]
 
@@ -157,7 +157,7 @@ def test_fp16_trains_as_fp32_does_up_to_its_rounding():
 
 @pytest.mark.gpu
 def test_a_recorded_step_of_lars_and_byol_equals_the_plain_one():
-    from antipode.training.step import RecordedStep
+    from unitsphere.training.step import RecordedStep
 
     found = []
     for recorded in (False, True):

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from antipode.data.canvas import Canvas
-from antipode.views.apply import Frame, render
-from antipode.views.evaluation import Preprocess
-from antipode.views.policies import Policy
+from unitsphere.data.canvas import Canvas
+from unitsphere.views.apply import Frame, render
+from unitsphere.views.evaluation import Preprocess
+from unitsphere.views.policies import Policy
 
 # See test_views.py: float32 positions of the resize, here divided by a std of 0.2.
 TOLERANCE = 5e-5

@@ -8,17 +8,17 @@ from conftest import write_labelled
 from torch import distributed as dist
 from torch import multiprocessing
 
-from antipode.config.catalogue import family_of
-from antipode.config.families import families_of
-from antipode.config.resolve import Layer, resolve
-from antipode.distributed import any_rank, average, averaging_gradients, gather, gather_with_gradient, mine, world
-from antipode.errors import AntipodeError, UsageError
-from antipode.methods.build import build_method
-from antipode.methods.method import Moment
-from antipode.randomness import generator
-from antipode.training.prepare import prepare
-from antipode.training.run import Run
-from antipode.training.summary import OnlineKNN
+from unitsphere.config.catalogue import family_of
+from unitsphere.config.families import families_of
+from unitsphere.config.resolve import Layer, resolve
+from unitsphere.distributed import any_rank, average, averaging_gradients, gather, gather_with_gradient, mine, world
+from unitsphere.errors import UnitsphereError, UsageError
+from unitsphere.methods.build import build_method
+from unitsphere.methods.method import Moment
+from unitsphere.randomness import generator
+from unitsphere.training.prepare import prepare
+from unitsphere.training.run import Run
+from unitsphere.training.summary import OnlineKNN
 
 N, STEPS = 16, 3
 SMALL = {
@@ -170,7 +170,7 @@ def test_ranks_share_the_features_of_online_knn(tmp_path):
 
 
 def starved_knn(folder):
-    with pytest.raises(AntipodeError, match="another process" if dist.get_rank() == 0 else "red"):
+    with pytest.raises(UnitsphereError, match="another process" if dist.get_rank() == 0 else "red"):
         knn_of(folder, str(folder / "labelled"))
     return {}
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from antipode.config.resolve import Layer, policies, resolve
-from antipode.evaluation.linear import PROTOCOLS
-from antipode.methods.build import build_method
-from antipode.methods.method import Moment
-from antipode.randomness import generator
-from antipode.studies import find
+from unitsphere.config.resolve import Layer, policies, resolve
+from unitsphere.evaluation.linear import PROTOCOLS
+from unitsphere.methods.build import build_method
+from unitsphere.methods.method import Moment
+from unitsphere.randomness import generator
+from unitsphere.studies import find
 
 
 def config_of(method, data, **fields):

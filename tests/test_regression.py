@@ -13,16 +13,16 @@ from test_ranks import on_two_ranks
 from torch import nn
 from torch.nn import functional as F
 
-import antipode
-from antipode.config.resolve import Layer, policies, resolve
-from antipode.distributed import average, averaging_gradients, gather, mine
-from antipode.methods.build import build_method
-from antipode.methods.dispersion import Dispersion, brownian_directions
-from antipode.methods.method import Moment
-from antipode.modules.heads import projection_head
-from antipode.modules.slow_copy import follow, momentum_at
-from antipode.objectives.geometry import alignment, effective_rank, evenness, uniformity
-from antipode.objectives.regression import (
+import unitsphere
+from unitsphere.config.resolve import Layer, policies, resolve
+from unitsphere.distributed import average, averaging_gradients, gather, mine
+from unitsphere.methods.build import build_method
+from unitsphere.methods.dispersion import Dispersion, brownian_directions
+from unitsphere.methods.method import Moment
+from unitsphere.modules.heads import projection_head
+from unitsphere.modules.slow_copy import follow, momentum_at
+from unitsphere.objectives.geometry import alignment, effective_rank, evenness, uniformity
+from unitsphere.objectives.regression import (
     SINGULAR_LOSSES,
     brownian_loss,
     centroid_distance,
@@ -34,10 +34,10 @@ from antipode.objectives.regression import (
     pair_distance,
     square_roots,
 )
-from antipode.randomness import generator
-from antipode.training.loop import Stopped
-from antipode.training.optimisers import build_optimizer
-from antipode.training.step import PlainStep
+from unitsphere.randomness import generator
+from unitsphere.training.loop import Stopped
+from unitsphere.training.optimisers import build_optimizer
+from unitsphere.training.step import PlainStep
 
 
 def unit(*shape, seed=0):
@@ -429,11 +429,11 @@ class NoisyView:
 def test_stopped_and_resumed_equals_never_stopped(method, tmp_path):
     pictures = np.random.default_rng(0).integers(0, 255, (64, 20, 18, 3), dtype=np.uint8)
     fields = SMALL_RUN | {"hidden": 32, "dim": 16, "data": pictures}
-    whole = antipode.pretrain(method, out=tmp_path / "whole", views=NoisyView(), **fields)
+    whole = unitsphere.pretrain(method, out=tmp_path / "whole", views=NoisyView(), **fields)
     views = 4 if method == "msbreg" else 2
     with pytest.raises(Stopped):  # in the fourth of nine steps, in the middle of an epoch
-        antipode.pretrain(method, out=tmp_path / "parts", views=NoisyView(16 * views * 3 + 5), **fields)
-    parts = antipode.pretrain(out=tmp_path / "parts", data=pictures, views=NoisyView(), resume=True)
+        unitsphere.pretrain(method, out=tmp_path / "parts", views=NoisyView(16 * views * 3 + 5), **fields)
+    parts = unitsphere.pretrain(out=tmp_path / "parts", data=pictures, views=NoisyView(), resume=True)
     ours, theirs = parts.latest()[0], whole.latest()[0]
     assert ours.keys() == theirs.keys() and any(name.startswith("method.predictor.") for name in ours)
     for name in ours:
@@ -441,10 +441,10 @@ def test_stopped_and_resumed_equals_never_stopped(method, tmp_path):
 
 
 def test_a_run_of_byol_is_judged_and_loaded_like_any_other(tmp_path):
-    run = antipode.pretrain("byol", data="shapes=120x16", out=tmp_path / "run", **SMALL_RUN)
+    run = unitsphere.pretrain("byol", data="shapes=120x16", out=tmp_path / "run", **SMALL_RUN)
     assert {"alignment", "centroid_distance", "effective_rank", "evenness"} <= set(last_line(run))
-    assert antipode.evaluate(run, protocol="knn", data="shapes=60x16", k=[3], device="cpu")["value"]
-    embedded = antipode.embed(run, data="shapes=40x16", device="cpu", features="embedding").features
+    assert unitsphere.evaluate(run, protocol="knn", data="shapes=60x16", k=[3], device="cpu")["value"]
+    embedded = unitsphere.embed(run, data="shapes=40x16", device="cpu", features="embedding").features
     assert embedded.shape[1] == run.config.dim
 
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from antipode.config.resolve import Layer, resolve
-from antipode.methods.build import build_method
-from antipode.methods.method import Moment
-from antipode.training.optimisers import build_optimizer
-from antipode.training.step import PlainStep, RecordedStep, compile_networks, set_rate
+from unitsphere.config.resolve import Layer, resolve
+from unitsphere.methods.build import build_method
+from unitsphere.methods.method import Moment
+from unitsphere.training.optimisers import build_optimizer
+from unitsphere.training.step import PlainStep, RecordedStep, compile_networks, set_rate
 
 
 def parts(device="cpu", **fields):

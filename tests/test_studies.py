@@ -6,16 +6,16 @@ import math
 import pytest
 import torch
 
-import antipode
-from antipode.cli import main
-from antipode.cli.study import print_table
-from antipode.errors import AntipodeError, UsageError
-from antipode.studies import STUDIES
-from antipode.studies.claims import above, no_worse
-from antipode.studies.figure import draw
-from antipode.studies.run import altered, cells_alike, refuse_axes, run_study
-from antipode.studies.study import Cell, Claim, Measured, Study, Table
-from antipode.training.run import commit
+import unitsphere
+from unitsphere.cli import main
+from unitsphere.cli.study import print_table
+from unitsphere.errors import UnitsphereError, UsageError
+from unitsphere.studies import STUDIES
+from unitsphere.studies.claims import above, no_worse
+from unitsphere.studies.figure import draw
+from unitsphere.studies.run import altered, cells_alike, refuse_axes, run_study
+from unitsphere.studies.study import Cell, Claim, Measured, Study, Table
+from unitsphere.training.run import commit
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ class Sums:
         for job in jobs:
             self.asked.append(dict(job.settings))
             if job.settings["a"] == 13:
-                raise AntipodeError("unlucky")
+                raise UnitsphereError("unlucky")
             yield Measured(job, float(sum(job.settings.values())))
 
 
@@ -80,7 +80,7 @@ def test_finished_cells_are_not_computed_again(tmp_path):
 
 def test_what_was_computed_before_a_failure_is_kept(tmp_path):
     cells = tuple(Cell({"a": a, "b": 0}) for a in (1, 2, 13, 4))
-    with pytest.raises(AntipodeError, match="unlucky"):
+    with pytest.raises(UnitsphereError, match="unlucky"):
         run_study(sums(cells), tmp_path)
     again = sums(cells[:2] + cells[3:])
     run_study(again, tmp_path)
@@ -110,12 +110,12 @@ def test_what_made_a_cell_is_kept_and_told_when_it_was_not_the_same(tmp_path):
     said = []
     first = run_study(sums(), tmp_path, say=said.append)
     made_by = [cell["made_by"]["0"] for cell in first["cells"]]
-    assert made_by[0] == {"antipode": antipode.__version__, "commit": commit()} and len(said) == 7
+    assert made_by[0] == {"unitsphere": unitsphere.__version__, "commit": commit()} and len(said) == 7
     path = tmp_path / "cells" / f"{first['cells'][2]['addresses'][0]}.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"antipode": "0.0.1", "commit": None}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"unitsphere": "0.0.1", "commit": None}))
     again = run_study(sums(), tmp_path, say=said.append)
-    assert again["cells"][2]["made_by"]["0"] == {"antipode": "0.0.1", "commit": None}
-    assert "2 versions of antipode: 0.0.1, " in said[-1] and antipode.__version__ in said[-1]
+    assert again["cells"][2]["made_by"]["0"] == {"unitsphere": "0.0.1", "commit": None}
+    assert "2 versions of unitsphere: 0.0.1, " in said[-1] and unitsphere.__version__ in said[-1]
     missing = run_study(sums(), tmp_path, seeds=[1], part=(1, 6))["cells"]
     assert missing[0]["made_by"]["1"] == made_by[0] and missing[1]["made_by"] == {"1": None}
 
@@ -123,7 +123,7 @@ def test_what_made_a_cell_is_kept_and_told_when_it_was_not_the_same(tmp_path):
 def test_a_cell_was_made_by_the_commit_that_the_study_began_with(tmp_path, monkeypatch):
     """A checkout may move on while a study runs for hours: the code in memory does not."""
     commits = iter(["the first", "a later one", "another"])
-    monkeypatch.setattr("antipode.training.run.commit", lambda: next(commits))
+    monkeypatch.setattr("unitsphere.training.run.commit", lambda: next(commits))
     made = {cell["made_by"]["0"]["commit"] for cell in run_study(sums(), tmp_path)["cells"]}
     assert made == {"the first"}
 
@@ -246,7 +246,7 @@ def test_a_study_with_other_settings_does_not_pass_for_the_papers(tmp_path, monk
     assert altered(study, study.cells, {"data": "shapes", "epochs": 1, "device": "cpu"}) == ["data", "epochs"]
     quick = "--only k=64 --only mutual_information=2 --set steps=2 --set evaluations=2".split()
     figures = []
-    monkeypatch.setattr("antipode.studies.figure.draw", lambda *given: figures.append(draw(*given)) or figures[-1])
+    monkeypatch.setattr("unitsphere.studies.figure.draw", lambda *given: figures.append(draw(*given)) or figures[-1])
     assert main(["study", "run", "eqco/table-5", "--out", str(tmp_path), *quick]) == 0
     said = "Not the study's own settings, and not the paper's: steps=2, evaluations=2"
     assert said in capsys.readouterr().out and figures[0].get_suptitle() == said
@@ -256,7 +256,7 @@ def test_what_is_refused_leaves_no_folder(tmp_path):
     with pytest.raises(UsageError):
         run_study(sums(), tmp_path / "out", only={"a": ["4"]})
     for cells in ((Cell({"a": 13, "b": 0}),), (Cell({"a": 13, "b": 0}), Cell({"a": 1, "b": 0}))):
-        with pytest.raises(AntipodeError, match="unlucky"):
+        with pytest.raises(UnitsphereError, match="unlucky"):
             run_study(sums(cells), tmp_path / "out", store=tmp_path / "store")
     assert not list(tmp_path.iterdir())
 

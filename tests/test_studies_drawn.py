@@ -4,9 +4,9 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
-from antipode.analysis.figures import colour
-from antipode.studies import STUDIES
-from antipode.studies.figure import draw
+from unitsphere.analysis.figures import colour
+from unitsphere.studies import STUDIES
+from unitsphere.studies.figure import draw
 
 
 def known(study, value, paper=False):

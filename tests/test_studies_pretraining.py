@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from antipode.analysis.analyse import ANALYSES
-from antipode.analysis.inquiry import Inquiry
-from antipode.errors import AntipodeError, UsageError
-from antipode.evaluation.evaluate import evaluate
-from antipode.studies import STUDIES
-from antipode.studies.pretraining import Pretraining
-from antipode.studies.run import run_study
-from antipode.studies.study import Cell, Claim, Study
-from antipode.training.run import Run
+from unitsphere.analysis.analyse import ANALYSES
+from unitsphere.analysis.inquiry import Inquiry
+from unitsphere.errors import UnitsphereError, UsageError
+from unitsphere.evaluation.evaluate import evaluate
+from unitsphere.studies import STUDIES
+from unitsphere.studies.pretraining import Pretraining
+from unitsphere.studies.run import run_study
+from unitsphere.studies.study import Cell, Claim, Study
+from unitsphere.training.run import Run
 
 CPU = torch.device("cpu")
 
@@ -60,7 +60,7 @@ def test_a_pretraining_study_trains_judges_and_resumes(tmp_path):
 
 
 def test_what_is_wrong_with_the_data_says_how_a_study_is_given_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("ANTIPODE_DATA", str(tmp_path / "file"))  # where nothing can be fetched into
+    monkeypatch.setenv("UNITSPHERE_DATA", str(tmp_path / "file"))  # where nothing can be fetched into
     (tmp_path / "file").write_text("")
     for cell in ({"data": "cifar10"}, {"evaluate.data": "cifar10"}):
         store = tmp_path / "store"
@@ -77,9 +77,9 @@ def test_a_run_is_named_before_it_is_trained(tmp_path, monkeypatch):
         told.append(fields["queue_size"])
         return "a run"
 
-    monkeypatch.setattr("antipode.studies.pretraining.trained", train)
-    monkeypatch.setattr("antipode.studies.pretraining.judge", lambda *_: (50.0, {}))
-    monkeypatch.setattr("antipode.studies.pretraining.speed_of", lambda _: {})
+    monkeypatch.setattr("unitsphere.studies.pretraining.trained", train)
+    monkeypatch.setattr("unitsphere.studies.pretraining.judge", lambda *_: (50.0, {}))
+    monkeypatch.setattr("unitsphere.studies.pretraining.speed_of", lambda _: {})
     cells = [
         Cell({"queue": q, "read": k}, patch={"queue_size": q, "evaluate.k": [5, k]}) for q in (32, 64) for k in (6, 7)
     ]
@@ -182,7 +182,7 @@ def test_a_cell_can_be_the_checkpoint_of_an_earlier_epoch_of_a_run(tmp_path):
     assert evaluate(first, protocol="knn", data="shapes=128x16", k=[5], device="cpu")["value"]["k=5"] == early["value"]
 
     other = of_shapes({"evaluate.epoch": 2}, epochs=3, keep_epochs=[1])
-    with pytest.raises(AntipodeError, match="no checkpoint of epoch 2"):
+    with pytest.raises(UnitsphereError, match="no checkpoint of epoch 2"):
         run_study(other, tmp_path / "other", store=tmp_path, device="cpu")
 
 
@@ -262,5 +262,5 @@ def test_a_cell_can_be_a_number_of_an_analysis(tmp_path):
     kept, _ = kept_of(tmp_path, results, 0)
     assert [checkpoint["epoch"] for checkpoint in kept["result"]["checkpoints"]] == [2]  # the last, and no other
     wrong = replace(of_shapes({**geometry, "evaluate.read": "evenness"}), runner=study.runner)
-    with pytest.raises(AntipodeError, match="but the study reads evenness"):
+    with pytest.raises(UnitsphereError, match="but the study reads evenness"):
         run_study(wrong, tmp_path / "wrong", store=tmp_path, device="cpu")

@@ -6,10 +6,10 @@ from collections import defaultdict
 import pytest
 from conftest import table_of
 
-from antipode.studies import STUDIES, find
-from antipode.studies.claims import above, no_worse
-from antipode.studies.pretraining import Pretraining, name_of_run
-from antipode.studies.study import Cell, shown
+from unitsphere.studies import STUDIES, find
+from unitsphere.studies.claims import above, no_worse
+from unitsphere.studies.pretraining import Pretraining, name_of_run
+from unitsphere.studies.study import Cell, shown
 
 
 @pytest.mark.parametrize("study", STUDIES.values(), ids=STUDIES)

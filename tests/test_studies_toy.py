@@ -8,14 +8,14 @@ import torch
 from conftest import command, table_of
 from torch import nn
 
-from antipode.cli import main
-from antipode.errors import AntipodeError
-from antipode.objectives import info_nce
-from antipode.randomness import generator
-from antipode.studies import STUDIES, find
-from antipode.studies.critics import Encoders, batch_losses, bound, correlation, estimate
-from antipode.studies.gaussian_pairs import PairSettings
-from antipode.studies.run import run_study
+from unitsphere.cli import main
+from unitsphere.errors import UnitsphereError
+from unitsphere.objectives import info_nce
+from unitsphere.randomness import generator
+from unitsphere.studies import STUDIES, find
+from unitsphere.studies.critics import Encoders, batch_losses, bound, correlation, estimate
+from unitsphere.studies.gaussian_pairs import PairSettings
+from unitsphere.studies.run import run_study
 
 CPU = torch.device("cpu")
 TINY = {"dimensions": 3, "hidden": 8, "embedding": 5, "steps": 30, "evaluations": 20}
@@ -117,7 +117,7 @@ def test_a_seed_decides_everything():
 
 
 def test_critics_that_diverge_are_said_to():
-    with pytest.raises(AntipodeError, match="diverged"):
+    with pytest.raises(UnitsphereError, match="diverged"):
         estimate([PairSettings(mutual_information=2.0, k=6, lr=1e30, **TINY)], CPU, lambda done: None)
 
 

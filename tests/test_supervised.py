@@ -8,12 +8,12 @@ import torch
 from test_regression import SMALL_RUN, NoisyView
 from torch.nn import functional as F
 
-import antipode
-from antipode.config.resolve import Layer, resolve
-from antipode.errors import UsageError
-from antipode.methods.build import build_method
-from antipode.terminal import describe
-from antipode.training.loop import Stopped
+import unitsphere
+from unitsphere.config.resolve import Layer, resolve
+from unitsphere.errors import UsageError
+from unitsphere.methods.build import build_method
+from unitsphere.terminal import describe
+from unitsphere.training.loop import Stopped
 
 
 def small(**fields):
@@ -37,7 +37,7 @@ def test_the_loss_is_cross_entropy_and_the_accuracy_counts_what_is_right():
 def test_more_labels_than_classes_are_refused_and_nothing_is_left(tmp_path):
     fields = {"data": "shapes=60", "class_count": 5, **SMALL_RUN}
     with pytest.raises(UsageError, match="class_count: given 5, but the labels of shapes go up to 11"):
-        antipode.pretrain("supervised", out=tmp_path / "run", **fields)
+        unitsphere.pretrain("supervised", out=tmp_path / "run", **fields)
     assert not (tmp_path / "run").exists()
 
 
@@ -48,26 +48,26 @@ def test_without_data_the_number_of_classes_must_be_given():
 
 def test_a_run_counts_its_classes_learns_and_is_judged(labelled, tmp_path):
     fields = SMALL_RUN | {"data": str(labelled), "lr": 0.1, "epochs": 8, "warmup_epochs": 0}
-    run = antipode.pretrain("supervised", out=tmp_path / "run", **fields)
+    run = unitsphere.pretrain("supervised", out=tmp_path / "run", **fields)
     assert run.config.class_count == 2
     assert json.loads((run.path / "run.json").read_text())["origins"]["class_count"] == "the data's labels"
     lines = [json.loads(line) for line in run.metrics_file.read_text().splitlines()]
     assert lines[-1]["accuracy"] > 0.9  # red against blue
-    assert antipode.evaluate(run, protocol="knn", data=str(labelled), k=[3], device="cpu")["value"]["k=3"] > 90
-    assert antipode.load_backbone(run)(torch.zeros(2, 3, 16, 16)).shape == (2, 64)
+    assert unitsphere.evaluate(run, protocol="knn", data=str(labelled), k=[3], device="cpu")["value"]["k=3"] > 90
+    assert unitsphere.load_backbone(run)(torch.zeros(2, 3, 16, 16)).shape == (2, 64)
 
 
 def test_images_without_labels_are_refused(photos, tmp_path):
     with pytest.raises(UsageError, match="no labels"):
-        antipode.pretrain("supervised", data=str(photos), out=tmp_path / "run", **SMALL_RUN)
+        unitsphere.pretrain("supervised", data=str(photos), out=tmp_path / "run", **SMALL_RUN)
 
 
 def test_stopped_and_resumed_equals_never_stopped(labelled, tmp_path):
     fields = SMALL_RUN | {"data": str(labelled)}
-    whole = antipode.pretrain("supervised", out=tmp_path / "whole", views=NoisyView(), **fields)
+    whole = unitsphere.pretrain("supervised", out=tmp_path / "whole", views=NoisyView(), **fields)
     with pytest.raises(Stopped):
-        antipode.pretrain("supervised", out=tmp_path / "parts", views=NoisyView(16 * 5 + 3), **fields)
-    parts = antipode.pretrain(out=tmp_path / "parts", views=NoisyView(), resume=True)
+        unitsphere.pretrain("supervised", out=tmp_path / "parts", views=NoisyView(16 * 5 + 3), **fields)
+    parts = unitsphere.pretrain(out=tmp_path / "parts", views=NoisyView(), resume=True)
     ours, theirs = parts.latest()[0], whole.latest()[0]
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -86,8 +86,8 @@ def test_a_line_says_what_the_method_measures():
 
 
 def test_only_labelled_images_are_learned_from(tmp_path):
-    from antipode.data.images import Images
-    from antipode.training.prepare import labelled as with_labels
+    from unitsphere.data.images import Images
+    from unitsphere.training.prepare import labelled as with_labels
 
     images = Images("mixed", ["a", "b", "c"], np.array([1, -1, 0]), ("x", "y"), lambda n: np.full((4, 4), n, np.uint8))
     kept = with_labels(images)

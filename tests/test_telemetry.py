@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 
-from antipode.devices import memory_errors
-from antipode.errors import AntipodeError
-from antipode.objectives.geometry import effective_rank, uniformity
-from antipode.training.telemetry import Log, Meter, check_finite, read_metrics, spread, warnings
+from unitsphere.devices import memory_errors
+from unitsphere.errors import UnitsphereError
+from unitsphere.objectives.geometry import effective_rank, uniformity
+from unitsphere.training.telemetry import Log, Meter, check_finite, read_metrics, spread, warnings
 
 HEALTHY = {"step": 100, "feature_deviation": 0.8, "effective_rank": 30.0, "wait_share": 0.02}
 
@@ -24,7 +24,7 @@ def test_a_healthy_run_is_left_in_peace():
         ({"feature_deviation": 0.01}, ["collapse", "0.010", "--lr"]),
         ({"effective_rank": 1.1}, ["collapse", "1.1", "--lr"]),
         ({"effective_rank": 2.6, "feature_deviation": 0.18}, ["collapse", "in a few directions", "2.6", "0.180"]),
-        ({"wait_share": 0.6}, ["starving", "60%", "antipode pack", "--workers"]),
+        ({"wait_share": 0.6}, ["starving", "60%", "unitsphere pack", "--workers"]),
     ],
 )
 def test_what_is_wrong_is_named_with_the_number_that_shows_it_and_what_to_do(sign, said):
@@ -73,12 +73,12 @@ def test_of_many_wide_embeddings_some_are_looked_at():
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_stops_the_run(loss):
-    with pytest.raises(AntipodeError, match=r"step 7.*lower --lr"):
+    with pytest.raises(UnitsphereError, match=r"step 7.*lower --lr"):
         check_finite(loss, 7, "There is no checkpoint yet.")
 
 
 def test_running_out_of_memory_says_what_to_lower():
-    with pytest.raises(AntipodeError, match="Lower --batch-size"), memory_errors("Lower --batch-size."):
+    with pytest.raises(UnitsphereError, match="Lower --batch-size"), memory_errors("Lower --batch-size."):
         torch.empty(10**14)
     with pytest.raises(RuntimeError, match="size"), memory_errors("Lower --batch-size."):
         torch.zeros(2) @ torch.zeros(3)

@@ -11,21 +11,21 @@ import torch
 from conftest import SMALL as SMALL_WORDS
 from conftest import command, write_images
 
-import antipode
-from antipode.config.resolve import Layer, resolve
-from antipode.config.sizing import Facts
-from antipode.data.source import open_images
-from antipode.errors import AntipodeError, UsageError
-from antipode.methods.build import build_method
-from antipode.methods.method import Moment
-from antipode.training import prepare as prepare_module
-from antipode.training.checkpoint import load_checkpoint, restore_training_state, save_checkpoint, training_state
-from antipode.training.loop import Plan
-from antipode.training.optimisers import build_optimizer
-from antipode.training.pretrain import choose_speed
-from antipode.training.run import Run
-from antipode.training.step import PlainStep
-from antipode.training.telemetry import Diverged
+import unitsphere
+from unitsphere.config.resolve import Layer, resolve
+from unitsphere.config.sizing import Facts
+from unitsphere.data.source import open_images
+from unitsphere.errors import UnitsphereError, UsageError
+from unitsphere.methods.build import build_method
+from unitsphere.methods.method import Moment
+from unitsphere.training import prepare as prepare_module
+from unitsphere.training.checkpoint import load_checkpoint, restore_training_state, save_checkpoint, training_state
+from unitsphere.training.loop import Plan
+from unitsphere.training.optimisers import build_optimizer
+from unitsphere.training.pretrain import choose_speed
+from unitsphere.training.run import Run
+from unitsphere.training.step import PlainStep
+from unitsphere.training.telemetry import Diverged
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 16, "queue_size": 64, "bn_groups": 2, "epochs": 2}
 SMALL |= {"device": "cpu", "tensorboard": False}
@@ -90,15 +90,17 @@ def test_a_view_that_changes_its_image_in_place_does_not_reach_the_data(tmp_path
 
     losses = []
     for name, views in (("spoil", spoil), ("spare", spare)):
-        run = antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / name, views=views, **SMALL)
+        run = unitsphere.pretrain("moco-v2", data=pictures(), out=tmp_path / name, views=views, **SMALL)
         losses.append([json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()])
     assert losses[0] == losses[1]
 
 
 def test_weights_that_are_lost_are_never_saved(tmp_path):
     run = Run(tmp_path / "run")
-    with pytest.raises(AntipodeError, match="the loss became"):
-        antipode.pretrain("moco-v2", data=pictures(), out=run.path, **SMALL, lr=1e30, log_every=1000, save_minutes=1e-9)
+    with pytest.raises(UnitsphereError, match="the loss became"):
+        unitsphere.pretrain(
+            "moco-v2", data=pictures(), out=run.path, **SMALL, lr=1e30, log_every=1000, save_minutes=1e-9
+        )
     for _, path in run.checkpoints():
         assert all(
             tensor.isfinite().all() for tensor in load_checkpoint(path)[0].values() if tensor.is_floating_point()
@@ -117,7 +119,7 @@ def test_what_cannot_work_is_refused_before_a_folder_is_made(tmp_path):
         extra = {"channels": 1} if name == "normalise" else {"momentum": 0} if name == "nesterov" else {}
         data = pictures()[..., :1] if name == "normalise" else pictures()
         with pytest.raises(UsageError, match=said):
-            antipode.pretrain("moco-v2", data=data, out=tmp_path / "run", **(SMALL | {name: value} | extra))
+            unitsphere.pretrain("moco-v2", data=data, out=tmp_path / "run", **(SMALL | {name: value} | extra))
         assert not (tmp_path / "run").exists(), name
     done = command(
         "pretrain", "moco-v2", "--data", "shapes", "--backbone", "resnet19", "--out", tmp_path / "r", "--dry-run"
@@ -147,7 +149,7 @@ def test_the_policy_called_none_can_be_asked_for(photos, tmp_path):
 
 def test_faint_sixteen_bit_images_keep_their_statistics(tmp_path):
     faint = (1000 + pictures()[..., :1].astype(np.uint16) % 60).astype(np.uint16)
-    run = antipode.pretrain("moco-v2", data=faint, out=tmp_path / "run", channels=1, depth=16, **SMALL)
+    run = unitsphere.pretrain("moco-v2", data=faint, out=tmp_path / "run", channels=1, depth=16, **SMALL)
     assert run.config.std[0] == pytest.approx(np.std(faint / 65535), rel=0.1)
 
 
@@ -155,28 +157,28 @@ def test_what_a_kill_left_half_written_is_no_run(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / ".config.json.123.tmp").write_text("{")
-    run = antipode.pretrain("moco-v2", data=pictures(), out=folder, **SMALL)
+    run = unitsphere.pretrain("moco-v2", data=pictures(), out=folder, **SMALL)
     assert not (folder / ".config.json.123.tmp").exists() and run.checkpoints()
 
 
 def test_a_finished_run_is_left_alone(tmp_path):
-    run = antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **SMALL)
+    run = unitsphere.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **SMALL)
     before = (run.path / "results.json").read_text(), run.metrics_file.read_text()
-    antipode.pretrain(data=pictures(), out=run.path, resume=True)
+    unitsphere.pretrain(data=pictures(), out=run.path, resume=True)
     assert before == ((run.path / "results.json").read_text(), run.metrics_file.read_text())
 
 
 def test_a_summary_that_was_cut_short_is_made_up_for(tmp_path):
     """As after a kill between the last checkpoint and the last word."""
-    run = antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **SMALL)
+    run = unitsphere.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **SMALL)
     (before,) = run.results()
     (run.path / "results.json").unlink()
     (run.path / "neighbours.png").unlink()
-    antipode.pretrain(data=pictures(), out=run.path, resume=True)
+    unitsphere.pretrain(data=pictures(), out=run.path, resume=True)
     (after,) = run.results()
     assert after["value"] == before["value"] and (run.path / "neighbours.png").is_file()
     (run.path / "results.json").write_text("{")
-    antipode.pretrain(data=pictures(), out=run.path, resume=True)
+    unitsphere.pretrain(data=pictures(), out=run.path, resume=True)
     assert (run.path / "results.json").read_text() == "{"
 
 
@@ -201,7 +203,7 @@ class Breaks(torch.nn.Module):
 def test_no_checkpoint_has_weights_that_are_no_numbers(step, tmp_path):
     fields = SMALL | {"backbone": Breaks(step), "bn_groups": 1, "save_every": 1, "holdout": 0.0}
     with pytest.raises(Diverged, match=f"weights became infinite or no numbers by step {step}") as told:
-        antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **fields)
+        unitsphere.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **fields)
     checkpoints = Run(tmp_path / "run").checkpoints()
     assert [at for at, _ in checkpoints] == ([] if step == 4 else [4])
     assert ("no checkpoint yet" if step == 4 else f"{checkpoints[0][1]}") in str(told.value)
@@ -212,7 +214,7 @@ def test_a_collapsed_backbone_is_told_at_the_end(tmp_path, capsys):
 
     line = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 1))  # all features lie on a line
     fields = SMALL | {"backbone": line, "bn_groups": 1}
-    antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **fields)
+    unitsphere.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **fields)
     said = capsys.readouterr().err
     assert "warning collapsed:" in said and "effective rank 1.0" in said
     assert "untrained" not in said  # the module is the user's, and is trained by now
@@ -223,7 +225,7 @@ def test_the_end_compares_with_the_backbone_before_training(photos, tmp_path, ca
     still = SMALL | {"lr": 1e-30, "weight_decay": 0, "norm": "group", "bn_groups": 1, "holdout": 0.5}
 
     def retrieval(name, **more):
-        run = antipode.pretrain("moco-v2", data=photos, out=tmp_path / name, **(still | more))
+        run = unitsphere.pretrain("moco-v2", data=photos, out=tmp_path / name, **(still | more))
         (result,) = json.loads((run.path / "results.json").read_text())
         value, began = result["value"], "initial" if "init" in more else "untrained"
         before = value[f"{began}_retrieval"]
@@ -254,15 +256,15 @@ def test_groups_need_norms_to_group(tmp_path):
 
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     with pytest.raises(UsageError, match="--bn-groups 1"):
-        antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **(SMALL | {"backbone": net}))
+        unitsphere.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **(SMALL | {"backbone": net}))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_run_on_cuda_stops_and_resumes(optimizer, tmp_path):
     fields = SMALL | {"device": "cuda", "optimizer": optimizer, "lr": 1e-3}
-    antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **fields)
-    run = antipode.pretrain(data=pictures(), out=tmp_path / "run", resume=True, epochs=4)
+    unitsphere.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **fields)
+    run = unitsphere.pretrain(data=pictures(), out=tmp_path / "run", resume=True, epochs=4)
     last = json.loads(run.metrics_file.read_text().splitlines()[-1])
     assert last["epoch"] == 4 and last["memory_mib"] > 0
 
@@ -291,7 +293,7 @@ def test_a_run_does_not_die_of_being_looked_at(tmp_path, monkeypatch, capsys):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(prepare_module, "extract", extract)
-    run = antipode.pretrain("moco-v2", data="shapes=200", out=tmp_path / "run", knn_every=1, **SMALL)
+    run = unitsphere.pretrain("moco-v2", data="shapes=200", out=tmp_path / "run", knn_every=1, **SMALL)
     assert json.loads(run.metrics_file.read_text().splitlines()[-1])["epoch"] == 2 and run.checkpoints()
     said = capsys.readouterr()
     assert "online k-NN failed: CUDA out of memory" in said.out + said.err
@@ -304,7 +306,7 @@ def test_a_second_phase_is_recorded_too(tmp_path):
     fields |= {"mixing_warmup": 1, "hardest": 16, "pairs": 8, "with_query": 4}
     losses = []
     for record in (False, True):
-        run = antipode.pretrain("mochi", data=pictures(), out=tmp_path / str(record), record=record, **fields)
+        run = unitsphere.pretrain("mochi", data=pictures(), out=tmp_path / str(record), record=record, **fields)
         losses.append([json.loads(line)["loss"] for line in run.metrics_file.read_text().splitlines()])
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
@@ -320,7 +322,7 @@ def test_a_run_begins_without_what_an_earlier_one_left(tmp_path):
     gc.disable()
     try:
         assert gone() is not None
-        antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **SMALL)
+        unitsphere.pretrain("moco-v2", data=pictures(), out=tmp_path / "run", **SMALL)
         assert gone() is None
     finally:
         gc.enable()
@@ -331,7 +333,7 @@ def test_many_runs_in_a_process_take_no_more_memory_than_one(tmp_path):
     found = []
     for number in range(4):
         fields = SMALL | {"device": "cuda", "compile": number > 1, "record": True}
-        run = antipode.pretrain("moco-v2", data=pictures(), out=tmp_path / str(number), **fields)
+        run = unitsphere.pretrain("moco-v2", data=pictures(), out=tmp_path / str(number), **fields)
         gc.collect()
         peak = json.loads(run.metrics_file.read_text().splitlines()[-1])["memory_mib"]
         found.append((peak, torch.cuda.memory_allocated()))

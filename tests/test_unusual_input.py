@@ -10,24 +10,24 @@ from torch import nn
 from torch.nn.functional import normalize
 from torch.utils.data import Dataset
 
-import antipode
-from antipode.analysis import hardness
-from antipode.analysis.inquiry import Inquiry
-from antipode.config.resolve import Layer, resolve
-from antipode.config.sizing import Facts
-from antipode.data.images import Images
-from antipode.data.source import open_images
-from antipode.errors import UsageError
-from antipode.evaluation.features import CachedFeatures
-from antipode.evaluation.linear import PROTOCOLS, LinearProtocol, linear
-from antipode.evaluation.protocols import adapted
-from antipode.methods.build import build_method
-from antipode.methods.method import Moment
-from antipode.modules.norms import part_batch_norms
-from antipode.objectives.contrastive import NOTHING
-from antipode.objectives.mixing import Mixing, synthesise
-from antipode.randomness import generator
-from antipode.training.telemetry import spread
+import unitsphere
+from unitsphere.analysis import hardness
+from unitsphere.analysis.inquiry import Inquiry
+from unitsphere.config.resolve import Layer, resolve
+from unitsphere.config.sizing import Facts
+from unitsphere.data.images import Images
+from unitsphere.data.source import open_images
+from unitsphere.errors import UsageError
+from unitsphere.evaluation.features import CachedFeatures
+from unitsphere.evaluation.linear import PROTOCOLS, LinearProtocol, linear
+from unitsphere.evaluation.protocols import adapted
+from unitsphere.methods.build import build_method
+from unitsphere.methods.method import Moment
+from unitsphere.modules.norms import part_batch_norms
+from unitsphere.objectives.contrastive import NOTHING
+from unitsphere.objectives.mixing import Mixing, synthesise
+from unitsphere.randomness import generator
+from unitsphere.training.telemetry import spread
 
 SMALL = {"image_size": 16, "batch_size": 16, "bn_groups": 1, "device": "cpu", "tensorboard": False, "log_every": 1}
 TINY = SMALL | {"backbone": "resnet-tiny"}
@@ -61,7 +61,7 @@ def test_dropout_follows_the_seed_of_the_run_and_resumes(tmp_path):
         torch.manual_seed(number)
         for epochs in rounds:
             out, more = tmp_path / str(number), {"resume": True, "epochs": epochs}
-            run = antipode.pretrain("moco-v2", out=out, backbone=dropping_out(), **(given | more))
+            run = unitsphere.pretrain("moco-v2", out=out, backbone=dropping_out(), **(given | more))
         weights.append(run.latest()[0]["method.online.backbone.0.weight"])
     assert torch.equal(weights[0], weights[1]) and torch.equal(weights[0], weights[2])
 
@@ -70,7 +70,7 @@ def test_what_the_caller_draws_is_the_caller_s(tmp_path):
     torch.manual_seed(3)
     wanted = torch.rand(2)
     torch.manual_seed(3)
-    antipode.pretrain("moco-v2", data="shapes=64x16", out=tmp_path, epochs=1, **CONTRASTIVE)
+    unitsphere.pretrain("moco-v2", data="shapes=64x16", out=tmp_path, epochs=1, **CONTRASTIVE)
     assert torch.equal(torch.rand(2), wanted)
 
 
@@ -85,20 +85,20 @@ def test_tied_weights_are_saved(tmp_path):
             return self.third(self.second(self.first(x)).relu()).mean((2, 3))
 
     given = SMALL | {"queue_size": 64, "dim": 16, "data": "shapes=64x16"}
-    antipode.pretrain("moco-v2", out=tmp_path / "run", backbone=Tied(), epochs=1, **given)
-    run = antipode.pretrain(out=tmp_path / "run", backbone=Tied(), epochs=2, resume=True)
+    unitsphere.pretrain("moco-v2", out=tmp_path / "run", backbone=Tied(), epochs=1, **given)
+    run = unitsphere.pretrain(out=tmp_path / "run", backbone=Tied(), epochs=2, resume=True)
     tensors = run.latest()[0]
     names = [f"method.online.backbone.{name}.weight" for name in ("second", "third")]
     assert torch.equal(*(tensors[name] for name in names))
 
 
 def test_online_k_nn_takes_the_images_that_have_labels(tmp_path):
-    run = antipode.pretrain("moco-v2", data=PartlyLabelled(), out=tmp_path, epochs=1, knn_every=1, **CONTRASTIVE)
+    run = unitsphere.pretrain("moco-v2", data=PartlyLabelled(), out=tmp_path, epochs=1, knn_every=1, **CONTRASTIVE)
     assert 0 <= json.loads(run.metrics_file.read_text().splitlines()[-1])["knn"] <= 100
 
 
 def test_an_oracle_s_run_is_looked_at_with_the_images_that_it_saw(tmp_path):
-    run = antipode.pretrain("moco-v2", data=PartlyLabelled(), out=tmp_path, epochs=2, oracle=True, **CONTRASTIVE)
+    run = unitsphere.pretrain("moco-v2", data=PartlyLabelled(), out=tmp_path, epochs=2, oracle=True, **CONTRASTIVE)
     ask = Inquiry(data=PartlyLabelled(), latest_only=True)
     (found,) = hardness.measure(run, ask, images=32, top=8)["checkpoints"]
     assert found["chance"] > 0  # whose keys the queue holds is known
@@ -109,7 +109,7 @@ def test_an_oracle_s_run_is_looked_at_with_the_images_that_it_saw(tmp_path):
 def test_one_class_cannot_be_told_apart(method, tmp_path):
     (one, *_) = open_images("shapes=600x16", "train").classes
     with pytest.raises(UsageError, match="of one class"):
-        antipode.pretrain(data="shapes=600x16", classes=[one], out=tmp_path / "run", **method, **TINY)
+        unitsphere.pretrain(data="shapes=600x16", classes=[one], out=tmp_path / "run", **method, **TINY)
     assert not (tmp_path / "run").exists()
 
 
@@ -136,7 +136,7 @@ def test_an_svm_takes_classes_without_names():
     pictures = np.random.default_rng(0).integers(0, 255, (60, 16, 16, 3), np.uint8)
     images = Images("mine", [str(n) for n in range(60)], np.arange(60) % 3, None, lambda n: pictures[n])
     asked = {"backbone": "resnet-tiny", "stem": "small", "image_size": 16, "device": "cpu"}
-    found = antipode.evaluate("random", protocol="svm", data=images, **asked)
+    found = unitsphere.evaluate("random", protocol="svm", data=images, **asked)
     assert len(found["constants"]["per_class"]) == 3
 
 
@@ -159,7 +159,7 @@ def test_forces_act_on_a_repeated_query_once(force):
 
 def test_repeated_queries_are_looked_at_as_those_of_their_images(tmp_path):
     given = CONTRASTIVE | {"data": "shapes=60x16", "epochs": 4, "keys": 4}
-    run = antipode.pretrain("jcl-vanilla", out=tmp_path, positives="repeated", **given)
+    run = unitsphere.pretrain("jcl-vanilla", out=tmp_path, positives="repeated", **given)
     (found,) = hardness.measure(run, Inquiry(latest_only=True), images=16, top=8)["checkpoints"]
     assert found["queries"] == 64
 
@@ -199,4 +199,4 @@ def test_broken_images_among_the_held_out_do_not_spoil_the_summary(tmp_path):
     for name in list(open_images(folder, "val").names)[:2]:
         (folder / name).write_bytes(b"broken")
     given = CONTRASTIVE | {"batch_size": 8, "queue_size": 8, "max_broken": 0.5, "epochs": 1}
-    assert antipode.pretrain("moco-v2", data=folder, out=tmp_path / "run", **given).checkpoints()
+    assert unitsphere.pretrain("moco-v2", data=folder, out=tmp_path / "run", **given).checkpoints()

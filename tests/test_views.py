@@ -12,15 +12,15 @@ from conftest import EVERYTHING
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from antipode.data.canvas import Canvas
-from antipode.errors import UsageError
-from antipode.randomness import generator
-from antipode.views import resample as resample_module
-from antipode.views.apply import apply, axes, blur
-from antipode.views.colour import grey, jitter, shift_hue, solarise, turns
-from antipode.views.draw import BRIGHTNESS, CONTRAST, HUE, SATURATION, Table, crop_boxes, draw
-from antipode.views.policies import POLICIES, Policy
-from antipode.views.resample import cut, places
+from unitsphere.data.canvas import Canvas
+from unitsphere.errors import UsageError
+from unitsphere.randomness import generator
+from unitsphere.views import resample as resample_module
+from unitsphere.views.apply import apply, axes, blur
+from unitsphere.views.colour import grey, jitter, shift_hue, solarise, turns
+from unitsphere.views.draw import BRIGHTNESS, CONTRAST, HUE, SATURATION, Table, crop_boxes, draw
+from unitsphere.views.policies import POLICIES, Policy
+from unitsphere.views.resample import cut, places
 
 # float32 on values up to 1. The largest error is that of a resize weight: the centre of an output pixel
 # near input pixel 50 is rounded by up to 2e-6, and the colour factors magnify it up to threefold.

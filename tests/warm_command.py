@@ -1,4 +1,4 @@
-"""`antipode ...` in processes of their own that need not import torch first: forks of one that has.
+"""`unitsphere ...` in processes of their own that need not import torch first: forks of one that has.
 
 Each line of its standard input is JSON and asks for a process (words, env, cwd, and the files for its output), whose
 number is the answer, or for the exit status of one (pid), null while it has not ended. The one that forks imports and
@@ -10,9 +10,9 @@ import json
 import os
 import sys
 
-import antipode.cli
+import unitsphere.cli
 
-for name in ("torch.utils.tensorboard", "antipode.training.pretrain", "antipode.evaluation.evaluate"):
+for name in ("torch.utils.tensorboard", "unitsphere.training.pretrain", "unitsphere.evaluation.evaluate"):
     importlib.import_module(name)
 
 
@@ -22,7 +22,7 @@ def become(words: list[str], env: dict[str, str], cwd: str, stdout: str, stderr:
     os.environ.update(env)
     for file, number, flags in ((os.devnull, 0, os.O_RDONLY), (stdout, 1, os.O_WRONLY), (stderr, 2, os.O_WRONLY)):
         os.dup2(os.open(file, flags), number)
-    sys.exit(antipode.cli.main(words))
+    sys.exit(unitsphere.cli.main(words))
 
 
 def status(pid: int) -> int | None:

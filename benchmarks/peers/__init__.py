@@ -1,1 +1,1 @@
-"""Other ways to do the same, each as its own users run it, to be timed beside antipode."""
+"""Other ways to do the same, each as its own users run it, to be timed beside unitsphere."""

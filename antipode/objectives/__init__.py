@@ -1,5 +1,0 @@
-"""Objectives: pure functions of tensors, without state, communication or configuration."""
-
-from antipode.objectives.contrastive import info_nce
-
-__all__ = ["info_nce"]

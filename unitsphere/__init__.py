@@ -1,0 +1,48 @@
+"""unitsphere learns image representations without labels.
+
+import unitsphere
+
+run = unitsphere.pretrain("moco-v2", data="./photos", out="runs/photos")
+backbone = unitsphere.load_backbone(run)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from unitsphere.analysis.analyse import analyse
+    from unitsphere.errors import UnitsphereError, UsageError
+    from unitsphere.evaluation.embed import embed
+    from unitsphere.evaluation.evaluate import evaluate
+    from unitsphere.loading import load_backbone, load_transform
+    from unitsphere.training.pretrain import pretrain
+
+# Loaded when first used, so that `import unitsphere` and `unitsphere --help` do not wait for torch.
+_WHERE = {
+    "analyse": "unitsphere.analysis.analyse",
+    "pretrain": "unitsphere.training.pretrain",
+    "evaluate": "unitsphere.evaluation.evaluate",
+    "embed": "unitsphere.evaluation.embed",
+    "load_backbone": "unitsphere.loading",
+    "load_transform": "unitsphere.loading",
+    "UnitsphereError": "unitsphere.errors",
+    "UsageError": "unitsphere.errors",
+}
+__all__ = [
+    "UnitsphereError", "UsageError", "__version__", "analyse", "embed", "evaluate", "load_backbone", "load_transform",
+    "pretrain",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'unitsphere' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,144 @@
+"""unitsphere pack, unitsphere methods, unitsphere data"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+from unitsphere.cli.command import add_command, print_broken
+
+
+def add_commands(commands: Any) -> None:
+    add_pack(commands)
+    add_methods(commands)
+    add_data(commands)
+
+
+def add_pack(commands: Any) -> None:
+    command = add_command(
+        commands,
+        "pack",
+        run_pack,
+        "write a data set, still encoded, into one fast file",
+        epilog="example:\n"
+        "  unitsphere pack ./photos photos.pack --size 512\n"
+        "  unitsphere pretrain moco-v2 --data photos.pack --out runs/p\n",
+    )
+    command.add_argument("data", help="a name, name=path, a folder or a list")
+    command.add_argument("out", metavar="FILE", help="the file to write")
+    command.add_argument(
+        "--size", type=int, metavar="S", help="shrink images once so that the shorter side is S at most"
+    )
+    command.add_argument(
+        "--quality", type=int, default=90, metavar="Q", help="JPEG quality of shrunk images (default: 90)"
+    )
+    command.add_argument(
+        "--max-broken",
+        type=float,
+        default=0.01,
+        metavar="SHARE",
+        help="unreadable images that may be skipped (default: 0.01)",
+    )
+
+
+def in_split(count: int, split: str) -> str:
+    return f"{count:,}" if split == "all" else f"{count:,} {split}"
+
+
+def run_pack(options: argparse.Namespace) -> None:
+    from unitsphere.data.commands import pack_data
+    from unitsphere.data.images import printable
+
+    packed = pack_data(options.data, options.out, size=options.size, quality=options.quality,
+                       max_broken=options.max_broken)  # fmt: skip
+    counts = ", ".join(in_split(count, split) for split, count in packed.images.items())
+    print(f"wrote {packed.path}: {counts} images, {packed.size / 2**20:,.1f} MiB")
+    for name, reason in packed.broken.items():
+        print(printable(f"left out {name}: {reason}"), file=sys.stderr)
+
+
+def add_methods(commands: Any) -> None:
+    add_command(commands, "methods", run_methods, "list the methods and recipes, with papers, settings and needs")
+
+
+def run_methods(options: argparse.Namespace) -> None:
+    from unitsphere.config.catalogue import METHODS
+    from unitsphere.config.recipes import RECIPES
+
+    for name, method in METHODS.items():
+        print(f"{name}: {method.title} ({method.paper})")
+        print(f"    needs     {method.needs}")
+        print(f"    settings  {', '.join(f'{key} {value}' for key, value in method.patch.items())}")
+    print(f"\nrecipes (chosen by the data's name, or --recipe): {', '.join(RECIPES)}")
+
+
+def add_data(commands: Any) -> None:
+    command = add_command(
+        commands, "data", run_data, "list the named data sets, look at the views of one, or index a large folder"
+    )
+    actions = command.add_subparsers(dest="action", metavar="ACTION")
+    preview = add_command(actions, "preview", run_preview, "write a contact sheet of images and their views as PNG")
+    preview.add_argument("data", help="a name, name=path, a folder, a list or a pack")
+    preview.add_argument("--out", required=True, metavar="PNG", help="the picture to write")
+    preview.add_argument("--views", default="moco-v2", help="augmentation policy (default: moco-v2)")
+    preview.add_argument(
+        "--image-size", type=int, default=None, metavar="S", help="side of a view (default: from the images)"
+    )
+    preview.add_argument("--images", type=int, default=8, metavar="N", help="how many images (default: 8)")
+    preview.add_argument("--count", type=int, default=8, metavar="V", help="views of each (default: 8)")
+    preview.add_argument("--seed", type=int, default=0)
+    index = add_command(actions, "index", run_index, "list a large folder once, so that it opens at once later")
+    index.add_argument("data", help="a folder, name=path, or tar files")
+    index.add_argument("--refresh", action="store_true", help="list it anew, whatever is remembered")
+
+
+def run_data(options: argparse.Namespace) -> None:
+    from unitsphere.data.named import NAMED
+    from unitsphere.views.policies import POLICIES, VIEWS
+
+    print("named data sets (--data NAME or NAME=PATH):")
+    for name, named in NAMED.items():
+        print(f"  {name:<18} {named.description}")
+        for line in textwrap.wrap(named.layout, 99):
+            print(f"{'':21}{line}")
+    print("\nor a path: a folder (labelled by sub-folders or flat), a list file, a pack (`unitsphere pack`),")
+    print("Parquet or tar files or a folder of them")
+    print("\naugmentation policies (--views NAME):")
+    for name, policy in POLICIES.items():
+        print(f"  {name:<18} {policy.describe()}")
+    for name, parts in VIEWS.items():
+        print(f"  {name:<18} {' and '.join(parts)} in turn")
+
+
+def run_preview(options: argparse.Namespace) -> None:
+    from unitsphere.data.commands import preview
+
+    broken = preview(options.data, options.out, views=options.views, image_size=options.image_size,
+                     images=options.images, count=options.count, seed=options.seed)  # fmt: skip
+    print(f"wrote {options.out}")
+    print_broken(broken)
+
+
+def run_index(options: argparse.Namespace) -> None:
+    from unitsphere.data.index import MANY, index_folder, indexes_of
+    from unitsphere.data.source import open_splits
+
+    path = Path(options.data.rpartition("=")[2]).expanduser()
+    folder = path if path.is_dir() else path.parent
+    if options.refresh:
+        for file in indexes_of(folder):
+            file.unlink()
+    started = time.perf_counter()
+    counts = {split: len(open()) for split, open in open_splits(options.data).items()}
+    seconds = time.perf_counter() - started
+    found = ", ".join(in_split(count, split) for split, count in counts.items())
+    print(f"{options.data}: {found} images in {seconds:.1f} s")
+    indexes = indexes_of(folder)
+    for file, count in indexes.items():
+        print(f"  {count:,} remembered in {file} ({file.stat().st_size / 2**20:.1f} MiB)")
+    if not indexes:
+        print(f"  nothing is remembered in {index_folder()}: fewer than {MANY:,} images are listed anew each time")

@@ -1,0 +1,136 @@
+"""A data set that is drawn, not fetched: figures with random colour, texture, place, scale, turn and clutter.
+
+Only the form tells the class. A picture shows four figures of one form, so the form is what any two crops of it
+have in common. The rest is drawn so that it does not give a picture away, or contrastive learning would be content
+with it: colours run through all hues within a picture, and the grain of the texture is alike in all pictures.
+
+A picture is a function of (seed, split, index) alone, and the same at any size but for its resolution.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import partial
+
+import numpy as np
+import torch
+
+from unitsphere.data.forms import FORMS, Distance, turned
+from unitsphere.data.images import Images, Splits
+from unitsphere.errors import UsageError
+from unitsphere.randomness import generator
+
+CLASSES = tuple(FORMS)
+DEFAULT_COUNT, DEFAULT_SIZE = 5000, 32
+
+# Lengths are in halves of the picture, lightness and colour in [0, 1].
+SCALE = (0.4, 0.55)
+PLACE = 0.12  # how far a figure strays from the middle of its quarter
+GROUND = (0.45, 0.55)  # lightness
+CONTRAST = (0.25, 0.45)  # of the figures against the ground, all lighter or all darker
+CHROMA = 0.2
+NOISE = (0.02, 0.08)
+GRAIN = 9  # knots of the noise across the picture
+SCRAPS = (2, 5)
+
+QUARTERS = np.array([[-0.5, -0.5], [-0.5, 0.5], [0.5, -0.5], [0.5, 0.5]], np.float32)
+HUES = np.float32(2 * np.pi / 3) * np.arange(3, dtype=np.float32)  # red, green and blue a third of a turn apart
+
+
+def shapes_splits(argument: str | None = None, seed: int = 0) -> Splits:
+    """argument: "COUNT" or "COUNTxSIZE", COUNT the number of training images."""
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", argument or f"{DEFAULT_COUNT}x{DEFAULT_SIZE}")
+    if not match:
+        raise UsageError(f"shapes={argument}: give shapes, shapes=COUNT or shapes=COUNTxSIZE, as in shapes=5000x32.")
+    count, size = int(match[1]), int(match[2] or DEFAULT_SIZE)
+    if count < 2 or size < 8:
+        raise UsageError(f"shapes={argument}: at least 2 images of at least 8 pixels are needed.")
+    return {
+        "train": partial(shapes, count, size, split="train", seed=seed),
+        "val": partial(shapes, max(500, count // 5), size, split="val", seed=seed),
+    }
+
+
+def shapes(count: int, size: int = DEFAULT_SIZE, *, split: str = "train", seed: int = 0) -> Images:
+    """`count` images of size x size, as many of each class; drawn when read."""
+    return Images(
+        name="shapes",
+        names=[f"{split}/{index}" for index in range(count)],
+        labels=np.arange(count, dtype=np.int64) % len(CLASSES),
+        classes=CLASSES,
+        read=lambda index: draw(index % len(CLASSES), size, generator(seed, f"shapes/{split}", index)),
+    )
+
+
+def draw(label: int, size: int, random: torch.Generator) -> np.ndarray:
+    """One picture, (size, size, 3) uint8."""
+    draws = Draws(random)
+    steps = ((np.arange(size, dtype=np.float32) + 0.5) / size) * 2 - 1
+    ground, side = draws.one(*GROUND), np.sign(draws.one(-1, 1))
+    picture = _paint(steps, steps, ground, draws)
+    for _ in range(int(draws.one(SCRAPS[0], SCRAPS[1] + 1))):
+        scrap = partial(_bar, half_length=draws.one(0.3, 0.9), half_width=draws.one(0.15, 0.45))
+        _lay(picture, steps, scrap, draws.several(-1, 1, 2), 0.2, draws.one(0, 1), draws)
+    for middle in QUARTERS:
+        centre = middle + draws.several(-PLACE, PLACE, 2)
+        light = ground + side * draws.one(*CONTRAST)
+        _lay(picture, steps, FORMS[CLASSES[label]], centre, draws.one(*SCALE), light, draws)
+    return np.rint(picture.clip(0, 1) * 255).astype(np.uint8)
+
+
+class Draws:
+    """Uniform numbers, drawn at once and handed out one after another."""
+
+    def __init__(self, random: torch.Generator) -> None:
+        self._numbers = torch.rand(1000, generator=random).numpy()
+        self._used = 0
+
+    def several(self, low: float, high: float, *shape: int) -> np.ndarray:
+        first, self._used = self._used, self._used + math.prod(shape)
+        return low + (high - low) * self._numbers[first : self._used].reshape(shape)
+
+    def one(self, low: float, high: float) -> float:
+        return float(self.several(low, high))
+
+
+def _lay(
+    picture: np.ndarray,
+    steps: np.ndarray,
+    form: Distance,
+    centre: np.ndarray,
+    scale: float,
+    light: float,
+    draws: Draws,
+) -> None:
+    """Draws a form into the picture, turned at random, with an edge one pixel wide."""
+    pixel = float(steps[1] - steps[0])
+    columns, rows = (_within(steps, float(middle), scale + pixel) for middle in centre)
+    x, y = turned(steps[columns] - centre[0], steps[rows, None] - centre[1], np.pi * draws.one(-1, 1))
+    cover = np.clip(0.5 - form(x / scale, y / scale) * (scale / pixel), 0, 1)[:, :, None]
+    below = picture[rows, columns]
+    below += cover * (_paint(steps[columns], steps[rows], light, draws) - below)
+
+
+def _within(steps: np.ndarray, middle: float, reach: float) -> slice:
+    first, last = np.searchsorted(steps, [middle - reach, middle + reach])
+    return slice(first, last)
+
+
+def _paint(x: np.ndarray, y: np.ndarray, light: float, draws: Draws) -> np.ndarray:
+    """(len(y), len(x), 3): about this lightness, all hues in a random direction, and soft noise."""
+    along, _ = turned(x, y[:, None], np.pi * draws.one(-1, 1))
+    hue = np.pi * (along + draws.one(-1, 1))
+    knots = draws.one(*NOISE) * draws.several(-1, 1, GRAIN, GRAIN)
+    noise = light + _between(y) @ knots @ _between(x).T
+    return noise[:, :, None] + CHROMA * np.cos(hue[:, :, None] + HUES)
+
+
+def _between(steps: np.ndarray) -> np.ndarray:
+    """(len(steps), GRAIN): the weights of linear interpolation between the knots."""
+    place = (steps[:, None] + 1) * ((GRAIN - 1) / 2)
+    return np.maximum(0, 1 - np.abs(place - np.arange(GRAIN, dtype=np.float32)))
+
+
+def _bar(x: np.ndarray, y: np.ndarray, half_length: float, half_width: float) -> np.ndarray:
+    return np.maximum(np.abs(x) - half_length, np.abs(y) - half_width)

@@ -1,0 +1,141 @@
+"""From what the user calls the data to the images of one split."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from unitsphere.data.decode import suffixes
+from unitsphere.data.folder import folder_splits, is_image
+from unitsphere.data.images import Images, Splits
+from unitsphere.data.lists import LIST_SUFFIXES, read_list
+from unitsphere.data.named import NAMED, named_splits
+from unitsphere.data.pack import is_pack, open_pack
+from unitsphere.data.parquet import SUFFIX as PARQUET
+from unitsphere.data.parquet import parquet_splits
+from unitsphere.data.python_data import from_array, from_dataset, from_tensor
+from unitsphere.data.shards import expand, find_shards
+from unitsphere.data.subsets import hold_out, keep_classes, keep_fraction
+from unitsphere.data.tars import SUFFIX as TAR
+from unitsphere.data.tars import tar_splits
+from unitsphere.data.walk import holds
+from unitsphere.errors import UsageError, nearest
+
+__all__ = ["Images", "open_images", "open_splits"]
+
+Data = str | Path | np.ndarray | Tensor | Dataset[Any] | Images
+
+
+def open_images(
+    data: Data,
+    split: str = "train",
+    *,
+    holdout: float = 0.1,
+    seed: int = 0,
+    classes: Sequence[str] | None = None,
+    fraction: float = 1.0,
+) -> Images:
+    """The images of `split`, "train" or "val".
+
+    data: "name", "name=path", a path (folder, list file, pack, Parquet or tar files), an (N, H, W[, C]) array, an
+    (N, C, H, W) tensor, a torch Dataset, or Images.
+    holdout: the share that becomes "val" where the data has no split of its own.
+    classes: only these, relabelled in this order. fraction: a share of the split, stratified by class.
+    """
+    if split not in ("train", "val"):
+        raise UsageError(f"split is {split!r}: it must be 'train' or 'val'.")
+    if not 0 <= holdout < 1:
+        raise UsageError(f"holdout is {holdout:g}: it must be at least 0 and below 1.")
+    splits = open_splits(data)
+    if len(splits) == 1:
+        (open_all,) = splits.values()
+        everything = _several(open_all())
+        images = hold_out(everything, split, holdout, seed)
+        if split == "train" and len(images) == 1:
+            raise UsageError(
+                f"{images.name} has {len(everything)} images, of which a held-out share of {holdout:g} leaves a single "
+                f"one to learn from ({images.names[0]}). Add images, or hold out fewer (--holdout)."
+            )
+    elif split in splits:
+        images = splits[split]()
+    else:
+        raise UsageError(f"{data} has no split {split!r}; it has: {', '.join(splits)}.")
+    if split == "train":
+        _several(images)
+    if classes is not None:
+        images = keep_classes(images, classes)
+    return keep_fraction(images, fraction, seed)
+
+
+def open_splits(data: Data) -> Splits:
+    """The splits that the data itself has: "train" and "val", or a single one, undivided."""
+    if isinstance(data, Images):
+        return {"all": partial(_same, data)}
+    if isinstance(data, np.ndarray):
+        return {"all": lambda: from_array(data)}
+    if isinstance(data, Tensor):
+        return {"all": lambda: from_tensor(data)}
+    if isinstance(data, str | Path):
+        return _splits_of_text(str(data))
+    if hasattr(data, "__getitem__"):
+        return {"all": lambda: from_dataset(data)}
+    raise UsageError(f"{type(data).__name__} is no data: give a name, a path, an array, a tensor or a torch Dataset.")
+
+
+def _splits_of_text(text: str) -> Splits:
+    name, equals, argument = text.partition("=")
+    if name in NAMED:
+        if equals and not argument:
+            raise UsageError(f"Nothing follows the = in {text!r}.")
+        return named_splits(name, argument or None)
+    path = Path(text).expanduser()
+    if shards := _shard_splits(path, text):
+        return shards
+    if path.is_dir():
+        return folder_splits(path, text)
+    if not path.exists():
+        raise UsageError(
+            f"There is no data {text!r}: neither a file or folder, nor a name.{nearest(name, NAMED)} "
+            "A folder of images, a list file, a pack, Parquet or tar files, NAME or NAME=PATH can be given."
+        )
+    if is_pack(path):
+        return {split: partial(_same, images) for split, images in open_pack(path).items()}
+    if path.suffix.lower() in LIST_SUFFIXES:
+        return {"all": lambda: read_list(path, text)}
+    if path.suffix.lower() in suffixes():
+        raise UsageError(f"{text} is a single image, from which nothing can be learned. Give its folder.")
+    raise UsageError(
+        f"{text} is neither a folder, nor a pack, nor a Parquet or tar file, nor a list of images "
+        f"({', '.join(sorted(LIST_SUFFIXES))}: one path a line)."
+    )
+
+
+def _shard_splits(path: Path, text: str) -> Splits | None:
+    """Of Parquet or tar files: of one, of a pattern for several, or of a folder that has such files and no images."""
+    kinds = {PARQUET: parquet_splits, TAR: tar_splits}
+    if not path.is_dir():
+        splits = kinds.get(path.suffix.lower())
+        is_pattern = expand(os.fspath(path)) != [os.fspath(path)]
+        return splits(os.fspath(path), text) if splits and (path.exists() or is_pattern) else None
+    if holds(path, is_image, deep=True):
+        return None
+    return next((kinds[suffix](os.fspath(path), text) for suffix in kinds if find_shards(path, suffix)), None)
+
+
+def _same(images: Images) -> Images:
+    return images
+
+
+def _several(images: Images) -> Images:
+    if len(images) == 0:
+        raise UsageError(f"{images.name} holds no images.")
+    if len(images) == 1:
+        raise UsageError(f"{images.name} holds a single image ({images.names[0]}), from which nothing can be learned.")
+    return images

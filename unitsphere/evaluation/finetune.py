@@ -1,0 +1,216 @@
+"""Fine-tuning: a classifier on a backbone, both trained; or the classifier alone, where the backbone's rate is 0.
+
+As in the linear protocols the classifier begins with N(0, 0.01), is trained on fresh crops and flips, and is judged on
+the test images after the last epoch. With the backbone frozen it is the linear protocol in its faithful form.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from unitsphere.data.loader import Loader
+from unitsphere.devices import send
+from unitsphere.errors import UnitsphereError
+from unitsphere.evaluation.features import encode, extract, forward, fresh_views, frozen
+from unitsphere.evaluation.inputs import class_numbers, usable_rows
+from unitsphere.evaluation.linear import (
+    Layers,
+    LinearProtocol,
+    count_classes,
+    first_weights,
+    tenth_to_choose_on,
+    top_accuracies,
+)
+from unitsphere.modules.norms import GroupedBatchNorm
+from unitsphere.randomness import generator
+from unitsphere.views.evaluation import Preprocess
+from unitsphere.views.policies import POLICIES
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class FineTuning(LinearProtocol):
+    """lr: of the classifier; encoder_lr: of the backbone, 0 to leave it as it is. Several of either: every pair is
+    tried. views: the name of a policy."""
+
+    drops: tuple[int, ...] = ()
+    nesterov: bool = True
+    encoder_lr: tuple[float, ...] = (0.0,)
+    views: str = "supervised"
+
+    @property
+    def pairs(self) -> list[tuple[float, float]]:
+        return list(product(self.lr, self.encoder_lr))
+
+    def images(self, count: int) -> int:
+        """How many go by, if there are `count`: all in every epoch, and to choose between pairs once more for each."""
+        trainings = 1 if len(self.pairs) == 1 else 1 + len(self.pairs)
+        return trainings * self.epochs * count
+
+
+FINE_TUNING = {
+    # MSBReg's supplement, section 2.2. It says nothing of length and schedule: 50 epochs and the cosine are ours.
+    "msbreg-1%": FineTuning(lr=(2.0,), encoder_lr=(0.0,), batch_size=1024, epochs=50),
+    "msbreg-10%": FineTuning(lr=(0.25,), encoder_lr=(2.5e-4,), batch_size=1024, epochs=50),
+    # No paper's: all layers alike.
+    "full": FineTuning(lr=(0.05,), encoder_lr=(0.05,), batch_size=256, epochs=30),
+}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A pair of rates, and its accuracy in percent on held-out training images; None where nothing was to choose."""
+
+    lr: float
+    encoder_lr: float
+    held_out: float | None
+
+
+@dataclass(frozen=True)
+class Network:
+    backbone: nn.Module
+    classifier: nn.Linear
+
+    def finite(self) -> bool:
+        everything = [*self.backbone.parameters(), *self.classifier.parameters()]
+        return bool(torch.stack([parameter.isfinite().all() for parameter in everything]).all())
+
+
+@dataclass(frozen=True)
+class FineTuned:
+    """What was trained, and its accuracy in percent on the test images; top5 only above five classes."""
+
+    network: Network
+    chosen: Trial
+    trials: tuple[Trial, ...]
+    top1: float
+    top5: float | None
+
+
+def finetune(
+    backbone: nn.Module,
+    train: Loader,
+    test: Loader,
+    preprocess: Preprocess,
+    protocol: FineTuning = FINE_TUNING["full"],
+    *,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    precision: str = "fp32",
+    progress: Progress | None = None,
+) -> FineTuned:
+    """Train a copy of the backbone under a classifier, judge it on the test images. `backbone` stays as it is.
+
+    Several pairs of rates are compared on a stratified tenth of the training images; the best is then trained on all
+    of them. The test images choose nothing. progress is called with the images seen, protocol.images(N) in all.
+    """
+    labels = class_numbers(train.images.labels, "the training images")
+    truth = class_numbers(test.images.labels, "the test images")
+    classes = count_classes(labels, truth)
+    tuner = Tuner(backbone, train, labels, classes, preprocess, protocol, seed, torch.device(device), precision)
+    trials = [Trial(lr, encoder_lr, None) for lr, encoder_lr in protocol.pairs]
+    before = 0
+    if len(trials) > 1:
+        kept, held = tenth_to_choose_on(labels, seed)
+        for number, trial in enumerate(trials):
+            network = tuner.fit(kept, trial, shifted(progress, before))
+            held_out = tuner.accuracies(network, train, labels, held)[0] if network.finite() else 0.0
+            trials[number] = replace(trial, held_out=held_out)
+            before += protocol.epochs * len(train)
+    chosen = max(trials, key=lambda trial: trial.held_out or 0.0)
+    network = tuner.fit(torch.arange(len(train)), chosen, shifted(progress, before))
+    if not network.finite():
+        raise UnitsphereError(
+            f"fine-tuning diverged with rates {chosen.lr:g} (classifier) and {chosen.encoder_lr:g} (encoder). "
+            "Take lower ones."
+        )
+    tops = tuner.accuracies(network, test, truth, torch.arange(len(test)))
+    return FineTuned(network, chosen, tuple(trials), tops[0], tops[4] if classes > 5 else None)
+
+
+def shifted(progress: Progress | None, before: int) -> Progress | None:
+    return progress and (lambda done: progress(before + done))
+
+
+@dataclass(frozen=True)
+class Tuner:
+    """labels: (N,) of the loader's images."""
+
+    backbone: nn.Module
+    loader: Loader
+    labels: Tensor
+    classes: int
+    preprocess: Preprocess
+    protocol: FineTuning
+    seed: int
+    device: torch.device
+    precision: str
+
+    def fit(self, indices: Tensor, trial: Trial, progress: Progress | None) -> Network:
+        """The network after the last epoch on the images of `indices`."""
+        protocol, seed, policy = self.protocol, self.seed, POLICIES[self.protocol.views]
+        network = self.new_network(trains=trial.encoder_lr > 0)
+        optimizer = torch.optim.SGD(
+            [{"params": list(network.classifier.parameters())}, {"params": list(network.backbone.parameters())}],
+            lr=trial.lr,
+            momentum=protocol.momentum,
+            nesterov=protocol.nesterov,
+            weight_decay=protocol.weight_decay,
+            fused=self.device.type == "cuda" or None,
+        )
+        # Equal parts: batch statistics of a few images left over would be poor, and one image has none.
+        steps = max(1, min(math.ceil(len(indices) / protocol.batch_size), len(indices) // 2))
+        for epoch in range(protocol.epochs):
+            for group, rate in zip(optimizer.param_groups, (trial.lr, trial.encoder_lr), strict=True):
+                group["lr"] = rate * protocol.factor(epoch)
+            order = indices[torch.randperm(len(indices), generator=generator(seed, "linear-order", epoch))]
+            seen = epoch * len(indices)
+            batches = order.tensor_split(steps)
+            for delivered, views in fresh_views(self.loader, batches, self.preprocess, seed, epoch, policy):
+                optimizer.zero_grad(set_to_none=True)
+                scores = network.classifier(encode(network.backbone, views.to(self.device), self.precision))
+                cross_entropy(scores, send(self.labels[delivered], self.device)).backward()
+                optimizer.step()
+                seen += len(delivered)
+                if progress:
+                    progress(seen)
+        return network
+
+    def new_network(self, trains: bool) -> Network:
+        """A copy of the backbone under a new classifier. One that trains has its norms in training mode, over the whole
+        batch whatever the groups of its pre-training; one that does not is in evaluation mode."""
+        seen, device = self.preprocess, self.device
+        encoder = copy.deepcopy(self.backbone).to(device)
+        for norm in encoder.modules():
+            if isinstance(norm, GroupedBatchNorm):
+                norm.groups = 1
+        with frozen(encoder):
+            dim = forward(encoder, torch.zeros(1, seen.channels, seen.size, seen.size, device=device), "fp32").shape[1]
+        classifier = nn.Linear(dim, self.classes, device=device)
+        with torch.no_grad():
+            classifier.weight.copy_(first_weights(self.classes, dim, self.seed))
+            classifier.bias.zero_()
+        return Network(encoder.requires_grad_(trains).train(trains), classifier)
+
+    def accuracies(self, network: Network, loader: Loader, labels: Tensor, indices: Tensor) -> list[float]:
+        """Percent, among the best 1, 2, .. 5 scores, of those images of `indices` that can be read."""
+        features = extract(
+            network.backbone,
+            loader,
+            self.preprocess,
+            indices=indices,
+            device=self.device,
+            precision=self.precision,
+        )
+        rows = usable_rows(features)
+        layers = Layers(network.classifier.weight.detach()[None], network.classifier.bias.detach()[None])
+        return top_accuracies(layers, features[rows], labels[indices[rows]])[0].tolist()

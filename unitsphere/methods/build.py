@@ -1,0 +1,149 @@
+"""From a configuration to a method."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from unitsphere.config.families import Config, ContrastiveConfig, EmbeddingConfig, RegressionConfig, SupervisedConfig
+from unitsphere.config.fields import DispersionFields
+from unitsphere.distributed import world
+from unitsphere.errors import UsageError
+from unitsphere.methods.contrastive import Contrastive
+from unitsphere.methods.dispersion import Dispersion
+from unitsphere.methods.method import Encoder, Method, Projection
+from unitsphere.methods.regression import Regression
+from unitsphere.methods.supervised import Supervised
+from unitsphere.modules.backbones import build_backbone, feature_dim
+from unitsphere.modules.heads import projection_head
+from unitsphere.modules.image_norms import use_norm
+from unitsphere.modules.norms import batch_norms, part_batch_norms
+from unitsphere.modules.queue import KeyQueue
+from unitsphere.objectives.mixing import Mixing
+from unitsphere.randomness import generator, stream
+
+
+def build_method(config: Config, backbone: nn.Module | None = None) -> Method:
+    """The method of a configuration, freshly initialised from its seed. `backbone` replaces the configured one."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream(config.seed, "init"))
+        if backbone is None:
+            backbone = build_backbone(
+                config.backbone,
+                channels=config.channels,
+                stem=config.stem,
+                zero_init_residual=config.zero_init_residual,
+            )
+        use_norm(backbone, config.norm)
+        features = feature_dim(backbone, config.channels, config.image_size)
+        if isinstance(config, ContrastiveConfig):
+            return build_contrastive(config, backbone, features)
+        if isinstance(config, RegressionConfig):
+            return build_regression(config, backbone, features)
+        assert isinstance(config, SupervisedConfig)
+        return build_supervised(config, backbone, features)
+
+
+def build_contrastive(config: ContrastiveConfig, backbone: nn.Module, features: int) -> Contrastive:
+    encoder = Encoder(backbone, build_head(config, features))
+    # Groups keep both directions of a symmetric loss apart, so that one pass can hold them both.
+    together = config.symmetric and config.bn_groups > 1
+    part_batch_norms(encoder, config.bn_groups, batches=2 if together else 1)
+    queue = None
+    if config.negatives_from == "queue":
+        random = generator(config.seed, "queue")
+        queue = KeyQueue(config.queue_size, config.dim, labelled=config.oracle, generator=random)
+    return Contrastive(
+        encoder,
+        temperature=config.temperature,
+        key_momentum=config.key_momentum if config.key_encoder == "slow" else None,
+        queue=queue,
+        negatives=config.negatives,
+        shared_draw=config.shared_draw,
+        both_views=config.both_views,
+        alpha=config.alpha,
+        alpha_on=config.alpha_on,
+        keys=config.keys,
+        variance_weight=config.variance_weight,
+        ramp=config.variance_ramp,
+        normalise_mean=config.normalise_mean,
+        positives=config.positives,
+        key_chunks=key_chunks(config),
+        symmetric=config.symmetric,
+        bn_groups=config.bn_groups,
+        together=together,
+        momentum_schedule=config.momentum_schedule,
+        dispersion=dispersion(config),
+        mixing=mixing(config),
+        mixing_warmup=config.mixing_warmup,
+        oracle=config.oracle,
+    )
+
+
+def key_chunks(config: ContrastiveConfig) -> int:
+    """Several keys of an image are encoded in passes of whole groups of the norms, which changes nothing: in at least
+    as many as there are keys, so that a pass is no larger than the batch of one key, or in as many as there are groups.
+    With one group (bn_groups 1) there is one pass: in more, the statistics would be other ones."""
+    if config.key_chunks is not None:
+        keys = config.batch_size * config.keys // world()
+        if keys % config.key_chunks or keys == config.key_chunks:
+            raise UsageError(
+                f"key_chunks: given {config.key_chunks}; it must divide the {keys} keys of a step, with at least 2 a "
+                "pass."
+            )
+        return config.key_chunks
+    groups = max(1, config.bn_groups // world())
+    return next((passes for passes in range(config.keys, groups) if groups % passes == 0), groups)
+
+
+def mixing(config: ContrastiveConfig) -> Mixing | None:
+    if not config.mixes:
+        return None
+    return Mixing(
+        hardest=config.hardest,
+        pairs=config.pairs,
+        with_query=config.with_query,
+        detach=config.mix_detach,
+        distinct=config.mix_distinct,
+        rank_by=config.mix_rank_by,
+        mix_in=config.mix_in,
+        weigh=config.mix_weigh,
+        draw_temperature=config.mix_temperature,
+        until=config.mix_until,
+    )
+
+
+def build_regression(config: RegressionConfig, backbone: nn.Module, features: int) -> Regression:
+    """The predictor is a projection head once more, from embedding to embedding."""
+    encoder = Projection(backbone, build_head(config, features))
+    predictor = build_head(config, config.dim)
+    part_batch_norms(nn.ModuleList([encoder, predictor]), config.bn_groups)
+    return Regression(
+        encoder,
+        predictor,
+        views=config.view_count,
+        key_momentum=config.key_momentum,
+        momentum_schedule=config.momentum_schedule,
+        centroid=config.centroid,
+        dispersion=dispersion(config),
+        joint_statistics=config.joint_statistics,
+    )
+
+
+def build_supervised(config: SupervisedConfig, backbone: nn.Module, features: int) -> Supervised:
+    if config.class_count is None:
+        raise UsageError("class_count: it must be given where there are no data to count the classes of.")
+    encoder = Projection(backbone, nn.Identity())
+    part_batch_norms(encoder, config.bn_groups)
+    return Supervised(encoder, nn.Linear(features, config.class_count))
+
+
+def build_head(config: EmbeddingConfig, features: int) -> nn.Module:
+    head = projection_head(config.head, features, config.dim, config.hidden)
+    if batch_norms(head):  # idle.py tells who asked for another norm of a head that has none
+        use_norm(head, config.head_norm)
+    return head
+
+
+def dispersion(config: EmbeddingConfig) -> Dispersion:
+    return Dispersion(**{name: getattr(config, name) for name in DispersionFields.model_fields})

@@ -1,0 +1,5 @@
+"""Objectives: pure functions of tensors, without state, communication or configuration."""
+
+from unitsphere.objectives.contrastive import info_nce
+
+__all__ = ["info_nce"]

@@ -1,0 +1,227 @@
+"""`unitsphere pretrain` and `unitsphere.pretrain`: from what was asked to a finished run."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from unitsphere.config.families import ContrastiveConfig
+from unitsphere.config.resolve import Layer, read_file
+from unitsphere.data.broken import describe
+from unitsphere.devices import memory_errors as out_of_memory
+from unitsphere.distributed import barrier, process_group, rank, world
+from unitsphere.errors import UnitsphereError, UsageError
+from unitsphere.loading import initialise
+from unitsphere.methods.build import build_method
+from unitsphere.methods.method import Method
+from unitsphere.modules.names import BUILT_IN
+from unitsphere.terminal import Terminal, bars
+from unitsphere.training.loop import Training
+from unitsphere.training.make_views import CustomView, make_views_of, try_view
+from unitsphere.training.prepare import Prepared, prepare
+from unitsphere.training.run import Run
+from unitsphere.training.step import compile_networks
+from unitsphere.training.summary import OnlineKNN, summarise
+
+# Compiling costs up to two minutes, of which a ResNet-50 has the most, and saves about a third of a step. Where norms
+# have groups it saves two thirds: 19 ms of a ResNet-18's, which takes 35 to 54 s.
+STEPS_THAT_PAY, GROUPED_STEPS_THAT_PAY = 4000, 3000
+
+
+def pretrain(
+    method: str | None = None,
+    *,
+    data: Any = None,
+    out: str | os.PathLike[str],
+    config: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    backbone: str | nn.Module | None = None,
+    views: str | CustomView | None = None,
+    **fields: Any,
+) -> Run:
+    """Pre-train without labels and return the run.
+
+    data: a name, name=path, a path, an array of images or a torch Dataset. config: a TOML or JSON file of fields.
+    Every other field of the configuration is a keyword by its own name (`unitsphere pretrain --help` lists them).
+    backbone may be a module, views a callable that turns one (C, H, W) uint8 image into a (C, S, S) float view.
+    """
+    given = {"method": method, "data": data, "backbone": backbone, "views": views}
+    given = {name: value for name, value in given.items() if value is not None} | fields
+    may_be_objects = {name: given[name] for name in ("data", "backbone", "views") if name in given}
+    objects = {name: value for name, value in may_be_objects.items() if not isinstance(value, str | os.PathLike)}
+    given |= dict.fromkeys(objects, "custom")
+    for name in ("data", "init"):
+        if isinstance(given.get(name), os.PathLike):
+            given[name] = os.fspath(given[name])
+    file = Layer(f"file {config}", read_file(config)) if config is not None else None
+    run = Run(Path(out))
+    with process_group():
+        prepared = prepare(run, Layer("given", given), file, resume, objects.get("data"))
+        return train(prepared, run, objects.get("backbone"), objects.get("views"))
+
+
+def train(prepared: Prepared, run: Run, backbone: nn.Module | None = None, views: CustomView | None = None) -> Run:
+    """Everything from the open data to the last word of the run. What can be refused is refused before it is read.
+    Of several ranks the first writes and speaks."""
+    refuse_absent_views(prepared, views)
+    gc.collect()  # a compiled network refers to itself: that of an earlier run in this process may still lie on the GPU
+    barrier()  # all have seen the folder as it was before the first writes to it
+    with memory_errors(prepared):
+        method = build(prepared, backbone)
+        online = OnlineKNN(prepared) if prepared.config.knn_every else None
+        with run.lock() if rank() == 0 else nullcontext():
+            learn(prepared, run, method, online, custom=backbone is not None, views=views)
+    return run
+
+
+def learn(
+    prepared: Prepared,
+    run: Run,
+    method: Method,
+    online: OnlineKNN | None,
+    *,
+    custom: bool,
+    views: CustomView | None,
+) -> None:
+    """The run itself. custom: the backbone was given."""
+    with bars() as progress:
+        loader = prepared.loader(prepared.images, progress("reading images", len(prepared.images)))
+    prepared.settle_statistics(loader)
+    config = prepared.config
+    if views is not None:
+        try_view(views, loader, config)
+    training = Training(run, config, method, prepared.plan, prepared.device, prepared.precision, prepared.fingerprint())
+    terminal = Terminal(prepared.plan.steps, config.epochs, quiet=rank() > 0)
+    if run.checkpoints():
+        training.resume()
+        terminal.say(f"resuming after step {training.step} of {prepared.plan.steps}")
+        if training.step == prepared.plan.steps:
+            terminal.say(f"{run.path} is finished; --epochs continues it for longer.")
+            if not run.is_summarised(config.epochs):  # it was stopped while it was
+                say_what_was_learnt(prepared, run, method, terminal, custom=custom, views=views)
+            return
+    if rank() == 0:
+        run.create(prepared.resolved, resumes=prepared.done is not None)
+        run.set_aside(after=training.step)
+    for note in prepared.resolved.notes:
+        terminal.say(note)
+    fast = choose_speed(prepared, prepared.plan.steps - training.step, custom)
+    training.record, training.compiles = fast.record, fast.compile
+    if fast.compile:
+        compile_networks(method)
+        terminal.say("compiling: the first step takes a minute or two, less where the cache knows it")
+    make_views = make_views_of(config, method.views, views, compiled=fast.compile and loader.one_size)
+    here = [prepared.device] if prepared.device.type == "cuda" else []
+    with terminal, stop_on_signals() as should_stop, torch.random.fork_rng(here):  # steps seed it
+        look = None if online is None else partial(online.measure, loader, method)
+        training.train(loader, make_views, terminal, should_stop, look)
+    if rank() == 0:
+        for line in describe(loader.broken):
+            terminal.say(line)
+    say_what_was_learnt(prepared, run, method, terminal, custom=custom, views=views)
+
+
+def say_what_was_learnt(
+    prepared: Prepared, run: Run, method: Method, terminal: Terminal, *, custom: bool, views: CustomView | None
+) -> None:
+    if rank() > 0:
+        return
+    try:
+        before = None if custom else untrained(prepared)
+        summarise(run, prepared, method.backbone, before, make_views_of(prepared.config, 2, views), terminal)
+    except (UnitsphereError, OSError, torch.OutOfMemoryError) as error:  # the run itself is whole
+        terminal.warn(f"summary: it could not be made: {error}")
+
+
+class Speed(NamedTuple):
+    compile: bool
+    record: bool
+
+
+def choose_speed(prepared: Prepared, steps: int, custom: bool) -> Speed:
+    """Compile where the steps to come pay it back, record where it is safe: by default with networks that we know.
+    What ranks say to each other is not recorded."""
+    config, cuda = prepared.config, prepared.device.type == "cuda"
+    known = cuda and not custom and config.backbone in BUILT_IN
+    pays = GROUPED_STEPS_THAT_PAY if config.bn_groups > world() else STEPS_THAT_PAY
+    recordable = cuda and world() == 1 and prepared.precision != "fp16"
+    return Speed(
+        compile=known and steps >= pays if config.compile is None else config.compile,
+        record=recordable and (known if config.record is None else config.record),
+    )
+
+
+def build(prepared: Prepared, backbone: nn.Module | None = None) -> Method:
+    """The method on its device, from its seed, or from the weights of --init unless a checkpoint will replace them."""
+    config = prepared.config
+    method = build_method(config, backbone)
+    if config.accumulate > 1:
+        method.split(config.accumulate)
+    if config.init and not prepared.done:
+        initialise(method.backbone, config.init, config.channels)
+        if method.slow is not None:
+            method.slow.load_state_dict(method.online.state_dict())
+    return method.to(device=prepared.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def untrained(prepared: Prepared) -> nn.Module | None:
+    """The backbone as the run began with it; None where the weights of --init are there no longer."""
+    try:
+        return build(replace(prepared, done=None)).backbone
+    except (UnitsphereError, OSError):
+        return None
+
+
+def check(prepared: Prepared) -> None:
+    """Refuse what `train` would refuse before it reads the images."""
+    refuse_absent_views(prepared, None)
+    build(prepared)
+    if prepared.config.knn_every:
+        OnlineKNN(prepared)
+
+
+def refuse_absent_views(prepared: Prepared, views: CustomView | None) -> None:
+    if prepared.config.views == "custom" and views is None:
+        raise UsageError("views: custom views are a function: give it from Python, unitsphere.pretrain(views=...).")
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[Callable[[], bool]]:
+    """SIGTERM and Ctrl-C ask the loop to save and stop; a second Ctrl-C interrupts at once."""
+    asked = False
+
+    def ask(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked = True
+
+    try:
+        previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:  # not in the main thread: signals are somebody else's business
+        previous = {}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def memory_errors(prepared: Prepared) -> AbstractContextManager[None]:
+    config = prepared.config
+    queue = f" or --queue-size (now {config.queue_size})" if isinstance(config, ContrastiveConfig) else ""
+    return out_of_memory(
+        f"Lower --batch-size (now {config.batch_size}), --image-size (now {config.image_size}){queue}, or use a "
+        f"smaller --backbone (now {config.backbone}); --accumulate 2 computes a step in two parts where that means the "
+        "same; with --resident false the images stay on the disk."
+    )

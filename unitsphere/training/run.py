@@ -1,0 +1,250 @@
+"""A run is a folder that explains itself.
+
+config.json       the whole configuration; starts the same run again
+run.json          versions, hardware, where each setting came from, where it was begun
+metrics.jsonl     one JSON object a line
+events/           the same for TensorBoard
+checkpoints/      step-00001234.safetensors, the latest last
+results.json      every number with its protocol, epoch and seed
+.lock             held by the process that trains
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import re
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fnmatch import fnmatch
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any
+
+import numpy
+import PIL
+import torch
+import torchvision
+from torch import Tensor
+
+import unitsphere
+from unitsphere.config.resolve import Config, Layer, Resolved, read_file, resolve
+from unitsphere.distributed import rank
+from unitsphere.errors import UnitsphereError, UsageError
+from unitsphere.files import write_text
+from unitsphere.terminal import warn
+from unitsphere.training.checkpoint import load_checkpoint, save_checkpoint
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing is locked there
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"
+LEFTOVER = ".*.tmp"  # of a process that was killed while writing
+CHECKPOINT = re.compile(r"step-(\d+)\.safetensors")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The folder of a run."""
+
+    path: Path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Run:
+        """An existing run, or a UsageError that says why it is none."""
+        run = cls(Path(path))
+        if not run.config_file.is_file():
+            raise UsageError(f"{path} is not a run: it has no config.json.")
+        return run
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints_folder(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def config(self) -> Config:
+        try:
+            return resolve(Layer(str(self.config_file), read_file(self.config_file))).config
+        except UsageError as error:
+            raise UsageError(f"{self.config_file} is damaged or of another version:\n{error}") from error
+
+    def exists(self) -> bool:
+        """Whether a run is there. An empty folder is nothing, and neither is what a kill left half; anything else that
+        is no run is refused."""
+        try:
+            if not self.path.exists():
+                return False
+            if self.path.is_dir() and all(is_nothing(entry.name) for entry in self.path.iterdir()):
+                return False
+        except OSError as error:
+            raise UsageError(f"out: {self.path} cannot be used: {error.strerror}.") from error
+        if not self.config_file.is_file():
+            what = "a folder of other things, without a config.json" if self.path.is_dir() else "a file"
+            raise UsageError(f"out: {self.path} is no run but {what}. Take another place for the run.")
+        return True
+
+    def lock(self) -> IO[str]:
+        """Makes the folder, and lets no other process train in it until what is returned is closed, or its process
+        dies. (A record lock: a flock would live on in decoders that were forked.)"""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = open(self.path / LOCK, "a+")  # noqa: SIM115
+        except OSError as error:
+            raise UsageError(f"out: {self.path} cannot be written: {error.strerror}.") from error
+        try:
+            if fcntl is not None:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):  # not: a file system that has no locks
+                file.seek(0)
+                with file:
+                    raise UsageError(f"out: {self.path} is being trained by another process ({file.read()}).") from None
+        file.truncate(0)
+        file.write(f"{os.getpid()} on {platform.node()}")
+        file.flush()
+        return file
+
+    def create(self, resolved: Resolved, *, resumes: bool = False) -> None:
+        """Make the folder and write down what is about to happen. A resumed run keeps its first account."""
+        about = {
+            "unitsphere": unitsphere.__version__,
+            "commit": commit(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "torchvision": torchvision.__version__,
+            "numpy": numpy.__version__,
+            "pillow": PIL.__version__,
+            "machine": platform.machine(),
+            "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "started": now(),
+            "folder": os.getcwd(),  # where a relative path of the data begins
+            "data": resolved.config.data,
+            "origins": resolved.origins,
+        }
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            for leftover in [*self.path.glob(LEFTOVER), *self.checkpoints_folder.glob(LEFTOVER)]:
+                leftover.unlink()
+            self.write_config(resolved.config)  # first: a folder with it can be resumed
+            if not resumes:
+                write_text(self.path / "run.json", json.dumps(about, indent=2) + "\n")
+            self.checkpoints_folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"out: {self.path} cannot be written: {error.strerror}.") from error
+
+    def begun(self) -> str:
+        """Where, and with which data: for those who resume it elsewhere."""
+        try:
+            about = json.loads((self.path / "run.json").read_text())
+            return f"The run was begun in {about['folder']} with --data {about['data']}; give --data."
+        except (OSError, ValueError, KeyError):
+            return "If the images lie elsewhere now, give --data."
+
+    def write_config(self, config: Config) -> None:
+        write_text(self.config_file, json.dumps(config.model_dump(mode="json"), indent=2) + "\n")
+
+    def checkpoints(self) -> list[tuple[int, Path]]:
+        """(step, path) of every checkpoint, the latest last."""
+        if not self.checkpoints_folder.is_dir():
+            return []
+        found = ((CHECKPOINT.fullmatch(path.name), path) for path in self.checkpoints_folder.iterdir())
+        return sorted((int(match[1]), path) for match, path in found if match)
+
+    def latest(self, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors, if wanted, and meta of the latest checkpoint that can be read."""
+        checkpoints = self.checkpoints()
+        if not checkpoints:
+            raise UsageError(f"{self.path} has no checkpoint yet.")
+        for (_, path), (_, earlier) in pairwise(reversed(checkpoints)):
+            try:
+                return load_checkpoint(path, tensors)
+            except UnitsphereError as error:
+                if rank() == 0:
+                    warn(f"{error}; {earlier.name} is taken instead.")
+        return load_checkpoint(checkpoints[0][1], tensors)
+
+    def set_aside(self, after: int) -> None:
+        """Later checkpoints than that of a step could not be read: they must not count as the latest."""
+        for step, path in self.checkpoints():
+            if step > after:
+                path.rename(path.with_suffix(".damaged"))
+
+    def save(self, step: int, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        """A new checkpoint. A full disk loses the new one, never the last good one."""
+        path = self.checkpoints_folder / f"step-{step:08d}.safetensors"
+        try:
+            self.checkpoints_folder.mkdir(parents=True, exist_ok=True)
+            save_checkpoint(path, tensors, {"step": step, **meta})
+        except Exception as error:
+            # safetensors reports a full disk as its own error; whatever failed, the user must hear what is left.
+            raise UnitsphereError(
+                f"the checkpoint {path} cannot be written: {error}. {self.last_good()} If the disk is full, make room "
+                "and use --resume."
+            ) from error
+
+    def last_good(self) -> str:
+        checkpoints = self.checkpoints()
+        return f"The last good checkpoint is {checkpoints[-1][1]}." if checkpoints else "There is no checkpoint yet."
+
+    def prune(self, keep_last: int, keep_steps: set[int]) -> None:
+        """Remove all but the latest checkpoints and the chosen ones."""
+        for step, path in self.checkpoints()[:-keep_last]:
+            if step not in keep_steps:
+                path.unlink(missing_ok=True)
+
+    def add_result(self, result: dict[str, Any]) -> None:
+        """Append to results.json. Of several processes that do so at once, each waits for the others."""
+        path = self.path / "results.json"
+        with open(self.path / ".results.lock", "a") as lock:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # let go of when closed, or when the process dies
+            write_text(path, json.dumps([*self.results(), {**result, "time": now()}], indent=2) + "\n")
+
+    def results(self) -> list[dict[str, Any]]:
+        path = self.path / "results.json"
+        return json.loads(path.read_text()) if path.is_file() else []
+
+    def is_summarised(self, epoch: int) -> bool:
+        """Whether the run has said what it learnt by the end of this epoch, or cannot add that to its results."""
+        try:
+            return any(result["protocol"] == "label-free" and result["epoch"] == epoch for result in self.results())
+        except (OSError, ValueError):
+            return True
+
+
+def is_nothing(name: str) -> bool:
+    """Whether a file of this name is no sign of a run."""
+    return name == LOCK or fnmatch(name, LEFTOVER)
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def commit() -> str | None:
+    """The commit of unitsphere itself, where it runs from a checkout."""
+    checkout = Path(unitsphere.__file__).parents[1]
+    if not (checkout / ".git").exists():
+        return None
+    try:
+        asked = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return asked.stdout.strip() or None
