@@ -22,12 +22,12 @@ from torch import nn
 import unitsphere
 from benchmarks.measuring import Results, Row
 from benchmarks.steps import settings
+from unitsphere.common.machine import worker_count
 from unitsphere.config.resolve import Config
-from unitsphere.data.decode import decode
 from unitsphere.data.images import Images, evenly
-from unitsphere.data.machine import worker_count
 from unitsphere.data.source import open_images
-from unitsphere.evaluation.knn import knn
+from unitsphere.features.knn import knn
+from unitsphere.images.decode import decode
 from unitsphere.training.summary import BANK_IMAGES, HELD_OUT_IMAGES, ONLINE_K
 
 EPOCHS = {"lightly": 4, "unitsphere": 12}  # of which the first is not counted: it starts the workers, or compiles

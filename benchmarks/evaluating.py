@@ -10,12 +10,12 @@ import torch
 
 from benchmarks.measuring import Results, Row, milliseconds
 from benchmarks.steps import on_device, settings
+from unitsphere.common.devices import pick_precision
 from unitsphere.data.loader import Loader
 from unitsphere.data.python_data import from_array
-from unitsphere.devices import pick_precision
-from unitsphere.evaluation.features import CachedFeatures, extract, forward, frozen
-from unitsphere.evaluation.knn import knn
 from unitsphere.evaluation.linear import PROTOCOLS, linear
+from unitsphere.features.extract import CachedFeatures, extract, forward, frozen
+from unitsphere.features.knn import knn
 from unitsphere.views.evaluation import Preprocess
 
 CLASSES = 10

@@ -30,17 +30,17 @@ from PIL import Image
 
 from benchmarks.measuring import Results, Row, wait_for
 from benchmarks.steps import on_device, settings
+from unitsphere.common.machine import worker_count
+from unitsphere.common.randomness import generator
 from unitsphere.config.resolve import Config
-from unitsphere.data.canvas import Canvas
-from unitsphere.data.decode import decode, open_picture, picture_array
 from unitsphere.data.images import Images
 from unitsphere.data.loader import Loader
-from unitsphere.data.machine import worker_count
 from unitsphere.data.pack import open_pack, pack
+from unitsphere.images.canvas import Canvas
+from unitsphere.images.decode import decode, open_picture, picture_array
 from unitsphere.methods.method import Moment
-from unitsphere.randomness import generator
+from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.make_views import make_views_of
-from unitsphere.training.optimisers import build_optimizer
 from unitsphere.training.step import PlainStep, RecordedStep, TakeStep
 
 BATCH = 256

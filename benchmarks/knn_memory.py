@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measuring import Row, machine
-from unitsphere.evaluation.knn import knn
+from unitsphere.features.knn import knn
 
 GIB = 2**30
 ALLOWED = 8 * GIB

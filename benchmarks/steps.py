@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from benchmarks.measuring import Results, Row, milliseconds
 from benchmarks.peers.official import OfficialMoCo, OfficialStep
+from unitsphere.common.devices import pick_precision
+from unitsphere.common.randomness import generator
 from unitsphere.config.catalogue import family_of
 from unitsphere.config.resolve import Config, Layer, resolve
-from unitsphere.devices import pick_precision
 from unitsphere.methods.build import build_method
 from unitsphere.methods.method import Method, Moment
-from unitsphere.modules.queue import KeyQueue
-from unitsphere.randomness import generator
-from unitsphere.training.optimisers import build_optimizer
+from unitsphere.methods.queue import KeyQueue
+from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.step import PlainStep, RecordedStep, TakeStep, compile_networks
 
 BATCHES = 3  # that take turns, and whose losses are kept

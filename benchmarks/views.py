@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from benchmarks.measuring import Results, Row, milliseconds
-from unitsphere.data.canvas import Canvas
-from unitsphere.devices import send
-from unitsphere.randomness import generator
+from unitsphere.common.devices import send
+from unitsphere.common.randomness import generator
+from unitsphere.images.canvas import Canvas
 from unitsphere.views.apply import Frame, Render, blur_reach, can_fuse, parameters, render
 from unitsphere.views.draw import draw
 from unitsphere.views.policies import POLICIES, Policy

@@ -4,15 +4,15 @@ import sys
 
 import torch
 
+from unitsphere.common.randomness import generator
 from unitsphere.data.loader import Loader
 from unitsphere.data.source import open_images
 from unitsphere.methods.method import Encoder
+from unitsphere.methods.queue import KeyQueue
+from unitsphere.methods.slow_copy import follow, slow_copy
 from unitsphere.modules.backbones import build_backbone
 from unitsphere.modules.heads import projection_head
-from unitsphere.modules.queue import KeyQueue
-from unitsphere.modules.slow_copy import follow, slow_copy
 from unitsphere.objectives import info_nce
-from unitsphere.randomness import generator
 from unitsphere.views.apply import apply
 from unitsphere.views.draw import draw
 from unitsphere.views.policies import POLICIES

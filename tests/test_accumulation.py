@@ -5,15 +5,15 @@ import torch
 from test_ranks import MIXED, N, on_two_ranks, small_for
 from torch import nn
 
+from unitsphere.common.distributed import average, averaging_gradients, gather, mine
+from unitsphere.common.errors import UsageError
+from unitsphere.common.randomness import generator
 from unitsphere.config.resolve import Layer, resolve
-from unitsphere.distributed import average, averaging_gradients, gather, mine
-from unitsphere.errors import UsageError
 from unitsphere.methods.build import build_method
 from unitsphere.methods.method import Moment
 from unitsphere.modules.norms import groups_of
-from unitsphere.randomness import generator
+from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.estimate import saved_bytes
-from unitsphere.training.optimisers import build_optimizer
 from unitsphere.training.step import PlainStep
 
 STEPS = 3

@@ -20,9 +20,9 @@ from unitsphere.analysis.hardness import false_negatives, matching
 from unitsphere.analysis.inquiry import Inquiry
 from unitsphere.analysis.similarity import similarity_and_variance
 from unitsphere.analysis.tsne import synthetic
-from unitsphere.errors import UsageError
+from unitsphere.common.errors import UsageError
 from unitsphere.objectives.geometry import uniformity
-from unitsphere.training.run import Run
+from unitsphere.runs.run import Run
 
 
 def sphere(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -17,7 +17,7 @@ from unitsphere.analysis.inquiry import Inquiry
 from unitsphere.methods.contrastive import Comparison, Contrastive
 from unitsphere.methods.method import Encoder
 from unitsphere.objectives.mixing import Mixing, draw_parents
-from unitsphere.training.run import Run
+from unitsphere.runs.run import Run
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 16, "queue_size": 64, "bn_groups": 1, "dim": 16}
 SMALL |= {"device": "cpu", "tensorboard": False, "epochs": 3, "keep_epochs": [1, 2, 3], "log_every": 1}

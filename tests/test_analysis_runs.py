@@ -19,10 +19,10 @@ from unitsphere.analysis.analyse import analyse
 from unitsphere.analysis.inquiry import Inquiry
 from unitsphere.analysis.rehearsal import Rehearsal, Snapshot
 from unitsphere.cli import main
-from unitsphere.errors import UsageError
+from unitsphere.common.errors import UsageError
 from unitsphere.objectives.geometry import uniformity
+from unitsphere.runs.run import Run
 from unitsphere.training.make_views import make_views_of
-from unitsphere.training.run import Run
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 16, "queue_size": 64, "bn_groups": 1, "dim": 16}
 SMALL |= {"device": "cpu", "tensorboard": False, "epochs": 2, "keep_epochs": [1, 2], "log_every": 1}

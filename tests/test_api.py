@@ -15,10 +15,10 @@ from torchvision.transforms import v2
 
 import unitsphere
 from unitsphere.analysis.analyse import analyse
-from unitsphere.errors import UsageError
-from unitsphere.evaluation.features import extract
-from unitsphere.training.checkpoint import load_checkpoint
-from unitsphere.training.run import Run
+from unitsphere.common.errors import UsageError
+from unitsphere.features.extract import extract
+from unitsphere.runs.checkpoint import load_checkpoint
+from unitsphere.runs.run import Run
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 16, "queue_size": 64, "bn_groups": 2, "epochs": 2}
 SMALL |= {"device": "cpu", "tensorboard": False}

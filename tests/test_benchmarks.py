@@ -11,7 +11,7 @@ import torch
 
 from unitsphere.config.resolve import Layer, resolve
 from unitsphere.methods.build import build_method
-from unitsphere.training.optimisers import build_optimizer
+from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.step import PlainStep
 
 ROOT = Path(__file__).parents[1]

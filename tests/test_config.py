@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
+from unitsphere.common.errors import UsageError
 from unitsphere.config.catalogue import METHODS
 from unitsphere.config.families import FAMILIES, FIELDS, SECTIONS
 from unitsphere.config.idle import IDLE, idle_notes
 from unitsphere.config.recipes import RECIPES
 from unitsphere.config.resolve import Layer, merge, policies, read_file, resolve
 from unitsphere.config.sizing import Facts, sized
-from unitsphere.errors import UsageError
 
 
 def given(**values):

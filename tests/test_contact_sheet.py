@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from unitsphere.report.contact_sheet import APART, GAP, MARGIN, PAPER, contact_sheet
+from unitsphere.images.contact_sheet import APART, GAP, MARGIN, PAPER, contact_sheet
 
 
 def flat(height: int, width: int, *value: int) -> np.ndarray:

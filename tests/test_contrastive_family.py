@@ -11,18 +11,18 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from unitsphere.common.errors import UsageError
+from unitsphere.common.randomness import lots
 from unitsphere.config.resolve import Layer, resolve
-from unitsphere.errors import UsageError
 from unitsphere.methods.build import build_method
 from unitsphere.methods.comparison import Comparison
 from unitsphere.methods.contrastive import Contrastive
 from unitsphere.methods.dispersion import Dispersion
 from unitsphere.methods.method import Encoder, Moment
+from unitsphere.methods.queue import KeyQueue
 from unitsphere.modules.norms import groups_of, part_batch_norms
-from unitsphere.modules.queue import KeyQueue
 from unitsphere.objectives import info_nce
 from unitsphere.objectives.mixing import Mixing
-from unitsphere.randomness import lots
 
 N, D = 8, 6
 

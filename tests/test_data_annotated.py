@@ -7,10 +7,10 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from unitsphere.data.decode import decode
+from unitsphere.common.errors import UsageError
 from unitsphere.data.imagenet100 import CLASSES
 from unitsphere.data.source import open_images
-from unitsphere.errors import UsageError
+from unitsphere.images.decode import decode
 
 
 def save(path, shade=0):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from unitsphere.data import decode as decode_module
-from unitsphere.data.decode import BrokenImage, decode, plain_jpeg, suffixes
+from unitsphere.images import decode as decode_module
+from unitsphere.images.decode import BrokenImage, decode, plain_jpeg, suffixes
 
 RNG = np.random.default_rng(0)
 RGB = RNG.integers(0, 256, (13, 17, 3), np.uint8)

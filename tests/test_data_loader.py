@@ -9,16 +9,16 @@ import pytest
 import torch
 from PIL import Image
 
+from unitsphere.common.errors import UnitsphereError
 from unitsphere.data import loader as loader_module
 from unitsphere.data import workers as workers_module
-from unitsphere.data.canvas import Canvas
-from unitsphere.data.decode import BrokenImage
 from unitsphere.data.images import Images
 from unitsphere.data.loader import Loader, channel_statistics
 from unitsphere.data.python_data import from_array
 from unitsphere.data.sharing import keep_decoded
 from unitsphere.data.sharing import loader as loader_of
-from unitsphere.errors import UnitsphereError
+from unitsphere.images.canvas import Canvas
+from unitsphere.images.decode import BrokenImage
 
 SIZES = [(3 + n % 5, 4 + n % 3) for n in range(40)]
 ARRAYS = [np.random.default_rng(n).integers(0, 256, (*SIZES[n], 3), np.uint8) for n in range(40)]

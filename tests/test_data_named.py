@@ -11,11 +11,11 @@ from PIL import Image
 from torchvision import datasets
 
 from unitsphere.cli import main
-from unitsphere.data.decode import decode
+from unitsphere.common.errors import UsageError
 from unitsphere.data.imagenet100 import CLASSES
 from unitsphere.data.named import NAMED
 from unitsphere.data.source import open_images
-from unitsphere.errors import UsageError
+from unitsphere.images.decode import decode
 
 RNG = np.random.default_rng(0)
 

@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 from safetensors import safe_open
 
+from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.data.commands import preview
-from unitsphere.data.decode import decode
 from unitsphere.data.images import Images
 from unitsphere.data.pack import is_pack, open_pack, pack
 from unitsphere.data.source import open_images, open_splits
-from unitsphere.errors import UnitsphereError, UsageError
+from unitsphere.images.decode import decode
 
 RNG = np.random.default_rng(0)
 

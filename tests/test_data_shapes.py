@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from sklearn.neighbors import KNeighborsClassifier
 
+from unitsphere.common.errors import UsageError
 from unitsphere.data.forms import FORMS, turned
 from unitsphere.data.shapes import CLASSES, shapes
 from unitsphere.data.source import open_images
-from unitsphere.errors import UsageError
 
 
 def test_a_picture_depends_on_seed_split_and_index_alone():

@@ -8,10 +8,10 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from unitsphere.data.decode import decode
+from unitsphere.common.errors import UsageError
 from unitsphere.data.shards import find_shards
 from unitsphere.data.source import Images, open_images, open_splits
-from unitsphere.errors import UsageError
+from unitsphere.images.decode import decode
 
 
 def save(path, shade=0):

@@ -13,12 +13,12 @@ import pytest
 import torch
 from PIL import Image
 
+from unitsphere.common.errors import UsageError
 from unitsphere.data import index, parquet, tars
-from unitsphere.data.decode import BrokenImage, decode
 from unitsphere.data.loader import Loader
 from unitsphere.data.shards import expand, split_shards
 from unitsphere.data.source import open_images, open_splits
-from unitsphere.errors import UsageError
+from unitsphere.images.decode import BrokenImage, decode
 
 
 def encoded(shade, kind="PNG"):

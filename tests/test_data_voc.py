@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from unitsphere.data.decode import decode
+from unitsphere.common.errors import UsageError
 from unitsphere.data.pack import pack
 from unitsphere.data.source import open_images
 from unitsphere.data.voc import CLASSES
-from unitsphere.errors import UsageError
+from unitsphere.images.decode import decode
 
 MARKS = {  # image -> class -> mark
     "trainval": {"000005": {"chair": 1, "person": 0}, "000007": {"car": 1}, "000009": {"horse": 1, "person": 1}},

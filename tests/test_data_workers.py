@@ -11,8 +11,8 @@ from threading import Barrier
 import numpy as np
 import pytest
 
+from unitsphere.common.errors import UnitsphereError
 from unitsphere.data.workers import CAN_FORK, decoding
-from unitsphere.errors import UnitsphereError
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="processes are forked, on Linux")
 

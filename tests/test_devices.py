@@ -8,9 +8,9 @@ import time
 import pytest
 import torch
 
-from unitsphere.devices import one_thread, pick_device
-from unitsphere.errors import UsageError
-from unitsphere.randomness import generator
+from unitsphere.common.devices import one_thread, pick_device
+from unitsphere.common.errors import UsageError
+from unitsphere.common.randomness import generator
 from unitsphere.views.draw import draw
 from unitsphere.views.policies import POLICIES
 

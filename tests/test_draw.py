@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 from torchvision.transforms import RandomResizedCrop
 
-from unitsphere.randomness import generator
+from unitsphere.common.randomness import generator
 from unitsphere.views.draw import HUE, Table, crop_boxes, draw
 from unitsphere.views.policies import POLICIES, Policy
 

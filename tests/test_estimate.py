@@ -4,10 +4,12 @@ import pytest
 import torch
 from conftest import SMALL, command
 
+from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.config.resolve import Layer
 from unitsphere.data import loader
-from unitsphere.errors import UnitsphereError, UsageError
 from unitsphere.methods.build import build_method
+from unitsphere.optimisation.optimisers import build_optimizer
+from unitsphere.runs.run import Run
 from unitsphere.training.estimate import (
     estimate_memory,
     estimate_time,
@@ -17,9 +19,7 @@ from unitsphere.training.estimate import (
     take_sample,
     traced_bytes,
 )
-from unitsphere.training.optimisers import build_optimizer
 from unitsphere.training.prepare import prepare
-from unitsphere.training.run import Run
 from unitsphere.training.step import PlainStep
 
 CONTRASTIVE = {

@@ -11,9 +11,9 @@ from conftest import command, write_images, write_labelled
 
 import unitsphere
 from unitsphere.analysis.inquiry import quiet
-from unitsphere.errors import UsageError
+from unitsphere.common.errors import UsageError
 from unitsphere.evaluation import subject
-from unitsphere.loading import load
+from unitsphere.weights.loading import load
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 8, "queue_size": 32, "bn_groups": 1, "epochs": 1}
 

@@ -7,8 +7,8 @@ from conftest import command, write_images, write_labelled
 from torch import nn
 
 import unitsphere
+from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.data.source import open_images
-from unitsphere.errors import UnitsphereError, UsageError
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 8, "queue_size": 32, "bn_groups": 1, "epochs": 1}
 

@@ -19,13 +19,13 @@ from PIL import Image
 
 import unitsphere
 from unitsphere.cli import main
+from unitsphere.common.errors import UsageError
 from unitsphere.data.images import Images
 from unitsphere.data.source import open_images
 from unitsphere.data.voc import CLASSES
-from unitsphere.errors import UsageError
 from unitsphere.evaluation.finetune import FINE_TUNING
 from unitsphere.evaluation.linear import PROTOCOLS
-from unitsphere.training.run import Run
+from unitsphere.runs.run import Run
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 8, "queue_size": 32, "bn_groups": 4, "epochs": 1}
 RANDOM = {"backbone": "resnet-tiny", "image_size": 16, "device": "cpu"}

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.data.loader import Loader
 from unitsphere.data.source import Images
-from unitsphere.errors import UnitsphereError, UsageError
 from unitsphere.evaluation.embedding import check_path, near_duplicates, neighbour_sheet, save_features
 
 NAMES = ["a/ä.jpg", "b/2.jpg", "b/with space.png"]

@@ -8,12 +8,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.data.loader import Loader
 from unitsphere.data.source import Images, open_images
-from unitsphere.errors import UnitsphereError, UsageError
-from unitsphere.evaluation.features import AugmentedFeatures, CachedFeatures, extract, images_at_once
-from unitsphere.evaluation.inputs import usable_rows
 from unitsphere.evaluation.linear import LinearProtocol, linear
+from unitsphere.features.extract import AugmentedFeatures, CachedFeatures, extract, images_at_once
+from unitsphere.features.inputs import usable_rows
 from unitsphere.views.evaluation import Preprocess
 
 STILL = Preprocess(8, 8, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
@@ -102,7 +102,7 @@ def test_bf16_is_near_fp32_and_returned_as_float32() -> None:
 def test_features_fetched_in_several_parts_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, loader = network(), Loader(grey_images(list(range(0, 250, 23))))
     whole = extract(backbone, loader, STILL, batch_size=2)
-    monkeypatch.setattr("unitsphere.evaluation.features.VALUES_WAITING", 4 * 5)  # four images of five features
+    monkeypatch.setattr("unitsphere.features.extract.VALUES_WAITING", 4 * 5)  # four images of five features
     assert torch.equal(extract(backbone, loader, STILL, batch_size=2), whole)
 
 

@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from unitsphere.common.errors import UnitsphereError, UsageError
+from unitsphere.common.randomness import generator
 from unitsphere.data.images import Images
 from unitsphere.data.loader import Loader
-from unitsphere.errors import UnitsphereError, UsageError
-from unitsphere.evaluation.features import AugmentedFeatures, extract
 from unitsphere.evaluation.finetune import FINE_TUNING, FineTuning, finetune
-from unitsphere.evaluation.inputs import stratified_split
 from unitsphere.evaluation.linear import linear, shuffled_batches, train_linear
+from unitsphere.features.extract import AugmentedFeatures, extract
+from unitsphere.features.inputs import stratified_split
 from unitsphere.modules.backbones import TinyResNet
 from unitsphere.modules.norms import part_batch_norms
-from unitsphere.randomness import generator
 from unitsphere.views.evaluation import Preprocess
 
 SEEN = Preprocess(size=8, resize=8, mean=(0.5,) * 3, std=(0.25,) * 3)

@@ -9,8 +9,8 @@ from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unitsphere.errors import UnitsphereError, UsageError
-from unitsphere.evaluation.knn import knn, neighbours
+from unitsphere.common.errors import UnitsphereError, UsageError
+from unitsphere.features.knn import knn, neighbours
 
 
 def clusters(n: int, classes: int = 7, dim: int = 12, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -55,7 +55,7 @@ def test_queries_that_are_not_all_held_at_once_find_the_same(monkeypatch: pytest
     bank, queries = clusters(103)[0], clusters(101, seed=1)[0]
     chosen = torch.arange(101)
     whole = neighbours(bank, queries, 9, exclude=chosen)
-    monkeypatch.setattr("unitsphere.evaluation.knn.BLOCKS_HELD", 2)
+    monkeypatch.setattr("unitsphere.features.knn.BLOCKS_HELD", 2)
     parts = neighbours(bank, queries, 9, exclude=chosen, chunk=(7, 20))
     assert torch.equal(parts[1], whole[1])
     assert torch.allclose(parts[0], whole[0], atol=1e-6)  # sums of a block in another order

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from unitsphere.common.errors import UsageError
 from unitsphere.data.images import Images
-from unitsphere.errors import UsageError
 from unitsphere.evaluation.labelled import listed_part, stratified_fraction
 
 SIZES = {"cat": 200, "cow": 100, "dog": 51}

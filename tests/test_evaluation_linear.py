@@ -10,9 +10,8 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from unitsphere.errors import UnitsphereError, UsageError
-from unitsphere.evaluation.features import CachedFeatures
-from unitsphere.evaluation.inputs import stratified_split
+from unitsphere.common.errors import UnitsphereError, UsageError
+from unitsphere.common.randomness import generator as seeded
 from unitsphere.evaluation.linear import (
     PROTOCOLS,
     Layers,
@@ -23,7 +22,8 @@ from unitsphere.evaluation.linear import (
     top_accuracies,
     train_linear,
 )
-from unitsphere.randomness import generator as seeded
+from unitsphere.features.extract import CachedFeatures
+from unitsphere.features.inputs import stratified_split
 
 
 @pytest.fixture(autouse=True, scope="module")

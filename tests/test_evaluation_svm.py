@@ -9,8 +9,8 @@ from sklearn.metrics import average_precision_score
 from sklearn.model_selection import PredefinedSplit, cross_val_score
 from sklearn.svm import LinearSVC
 
-from unitsphere.errors import UsageError
-from unitsphere.evaluation.inputs import class_marks
+from unitsphere.common.errors import UsageError
+from unitsphere.common.randomness import generator
 from unitsphere.evaluation.svm import (
     SvmProtocol,
     area_average,
@@ -21,7 +21,7 @@ from unitsphere.evaluation.svm import (
     stratified_folds,
     svm,
 )
-from unitsphere.randomness import generator
+from unitsphere.features.inputs import class_marks
 
 QUICK = SvmProtocol(costs=(2.0**-6, 0.25, 1.0, 32.0))
 

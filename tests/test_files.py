@@ -1,6 +1,6 @@
 """Files that are whole or not there."""
 
-from unitsphere.files import replacing
+from unitsphere.common.files import replacing
 
 
 def test_writers_of_one_file_do_not_share_a_temporary_one(tmp_path):

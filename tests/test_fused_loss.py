@@ -12,7 +12,7 @@ import torch
 from conftest import interpret_kernels
 from torch.nn import functional as F
 
-from unitsphere.errors import UsageError
+from unitsphere.common.errors import UsageError
 from unitsphere.objectives import info_nce
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -16,8 +16,8 @@ import torch
 from conftest import EVERYTHING, interpret_kernels
 from torch import Tensor
 
-from unitsphere.data.canvas import Canvas
-from unitsphere.randomness import generator
+from unitsphere.common.randomness import generator
+from unitsphere.images.canvas import Canvas
 from unitsphere.views.apply import Frame, apply, parameters, render
 from unitsphere.views.draw import Table, draw
 from unitsphere.views.policies import POLICIES, Policy

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from unitsphere.data.machine import _container_cores, free_memory, worker_count
+from unitsphere.common.machine import _container_cores, free_memory, worker_count
 
 
 def test_a_container_may_have_fewer_cores_than_the_machine(tmp_path):
@@ -21,7 +21,7 @@ def test_a_container_may_have_fewer_cores_than_the_machine(tmp_path):
 
 def asked_together(expression, processes):
     """What one of so many processes would print."""
-    code = f"import torch; from unitsphere.data.machine import *; print({expression})"
+    code = f"import torch; from unitsphere.common.machine import *; print({expression})"
     environment = os.environ | {"LOCAL_WORLD_SIZE": str(processes)}
     return int(subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True).stdout)
 

@@ -10,7 +10,7 @@ import time
 import pytest
 from conftest import SMALL, command, packed_shapes
 
-from unitsphere.training.run import Run
+from unitsphere.runs.run import Run
 
 ARGUMENTS = [
     *["pretrain", "moco-v2", "--data", packed_shapes(), "--recipe", "shapes", *SMALL, "--epochs", "4"],

@@ -9,7 +9,8 @@ from scipy import stats
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from unitsphere.errors import UsageError
+from unitsphere.common.errors import UsageError
+from unitsphere.common.randomness import uniform
 from unitsphere.objectives import info_nce
 from unitsphere.objectives.contrastive import NOTHING
 from unitsphere.objectives.mixing import (
@@ -21,7 +22,6 @@ from unitsphere.objectives.mixing import (
     proxy_accuracy,
     synthesise,
 )
-from unitsphere.randomness import uniform
 
 TAU = 0.2
 

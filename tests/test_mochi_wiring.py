@@ -14,8 +14,8 @@ from unitsphere.methods.build import build_method
 from unitsphere.methods.method import Moment
 from unitsphere.objectives.contrastive import NOTHING
 from unitsphere.objectives.mixing import Mixing, synthesise
-from unitsphere.training.checkpoint import load_checkpoint, part
-from unitsphere.training.optimisers import build_optimizer
+from unitsphere.optimisation.optimisers import build_optimizer
+from unitsphere.runs.checkpoint import load_checkpoint, part
 from unitsphere.training.step import PlainStep
 
 N = 72  # more than the 64 queries of which signs of health are taken

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from unitsphere.methods.comparison import Comparison
 from unitsphere.methods.contrastive import Contrastive
 from unitsphere.methods.method import Encoder, Moment
+from unitsphere.methods.queue import KeyQueue
 from unitsphere.modules.norms import part_batch_norms
-from unitsphere.modules.queue import KeyQueue
 
 
 def encoder(seed=0):

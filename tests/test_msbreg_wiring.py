@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 import unitsphere
+from unitsphere.common.randomness import generator
 from unitsphere.config.resolve import Layer, resolve
 from unitsphere.methods.build import build_method
 from unitsphere.methods.dispersion import brownian_directions
@@ -21,7 +22,6 @@ from unitsphere.objectives.regression import (
     gram_loss,
     nuclear_loss,
 )
-from unitsphere.randomness import generator
 
 N, K = 16, 5  # an odd number of views: no two forms of the centroid agree
 SMALL = {"batch_size": N, "image_size": 16, "hidden": 32, "dim": 8, "warmup_epochs": 0}

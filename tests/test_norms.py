@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unitsphere.errors import UsageError
+from unitsphere.common.errors import UsageError
 from unitsphere.modules import norms
 from unitsphere.modules.backbones import TINY, StemConv, build_backbone
 from unitsphere.modules.heads import projection_head

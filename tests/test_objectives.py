@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from unitsphere.errors import UsageError
+from unitsphere.common.errors import UsageError
 from unitsphere.objectives import info_nce
 
 

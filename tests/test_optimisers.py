@@ -7,8 +7,8 @@ from torch import nn
 from unitsphere.config.resolve import Layer, resolve
 from unitsphere.methods.build import build_method
 from unitsphere.methods.method import Moment
-from unitsphere.training.checkpoint import load_checkpoint, save_checkpoint
-from unitsphere.training.optimisers import LARS, build_optimizer, parameter_groups
+from unitsphere.optimisation.optimisers import LARS, build_optimizer, parameter_groups
+from unitsphere.runs.checkpoint import load_checkpoint, save_checkpoint
 from unitsphere.training.step import PlainStep
 
 SHAPES = [(8, 3, 3, 3), (5, 8), (8,), (5,), (2, 2)]

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from unitsphere.data.canvas import Canvas
+from unitsphere.images.canvas import Canvas
 from unitsphere.views.apply import Frame, render
 from unitsphere.views.evaluation import Preprocess
 from unitsphere.views.policies import Policy

@@ -8,16 +8,24 @@ from conftest import write_labelled
 from torch import distributed as dist
 from torch import multiprocessing
 
+from unitsphere.common.distributed import (
+    any_rank,
+    average,
+    averaging_gradients,
+    gather,
+    gather_with_gradient,
+    mine,
+    world,
+)
+from unitsphere.common.errors import UnitsphereError, UsageError
+from unitsphere.common.randomness import generator
 from unitsphere.config.catalogue import family_of
 from unitsphere.config.families import families_of
 from unitsphere.config.resolve import Layer, resolve
-from unitsphere.distributed import any_rank, average, averaging_gradients, gather, gather_with_gradient, mine, world
-from unitsphere.errors import UnitsphereError, UsageError
 from unitsphere.methods.build import build_method
 from unitsphere.methods.method import Moment
-from unitsphere.randomness import generator
+from unitsphere.runs.run import Run
 from unitsphere.training.prepare import prepare
-from unitsphere.training.run import Run
 from unitsphere.training.summary import OnlineKNN
 
 N, STEPS = 16, 3

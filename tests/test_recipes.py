@@ -3,11 +3,11 @@
 import pytest
 import torch
 
+from unitsphere.common.randomness import generator
 from unitsphere.config.resolve import Layer, policies, resolve
 from unitsphere.evaluation.linear import PROTOCOLS
 from unitsphere.methods.build import build_method
 from unitsphere.methods.method import Moment
-from unitsphere.randomness import generator
 from unitsphere.studies import find
 
 

@@ -14,13 +14,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import unitsphere
+from unitsphere.common.distributed import average, averaging_gradients, gather, mine
+from unitsphere.common.randomness import generator
 from unitsphere.config.resolve import Layer, policies, resolve
-from unitsphere.distributed import average, averaging_gradients, gather, mine
 from unitsphere.methods.build import build_method
 from unitsphere.methods.dispersion import Dispersion, brownian_directions
 from unitsphere.methods.method import Moment
+from unitsphere.methods.slow_copy import follow, momentum_at
 from unitsphere.modules.heads import projection_head
-from unitsphere.modules.slow_copy import follow, momentum_at
 from unitsphere.objectives.geometry import alignment, effective_rank, evenness, uniformity
 from unitsphere.objectives.regression import (
     SINGULAR_LOSSES,
@@ -34,9 +35,8 @@ from unitsphere.objectives.regression import (
     pair_distance,
     square_roots,
 )
-from unitsphere.randomness import generator
+from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.loop import Stopped
-from unitsphere.training.optimisers import build_optimizer
 from unitsphere.training.step import PlainStep
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import SMALL, Started, command, packed_shapes, write_images
 
-from unitsphere.training.run import Run
+from unitsphere.runs.run import Run
 
 DATA = ["--data", str(packed_shapes()), "--recipe", "shapes"]
 ARGUMENTS = ["pretrain", "moco-v2", *DATA, *SMALL, "--epochs", "6", "--log-every", "3"]
@@ -126,7 +126,7 @@ def test_of_two_processes_in_one_folder_the_second_is_refused_and_a_kill_leaves_
 def test_without_locks_runs_are_made_all_the_same(tmp_path):
     """As on Windows, where there is no fcntl."""
     code = (
-        "import sys; sys.modules['fcntl'] = None; from pathlib import Path; from unitsphere.training.run import Run; "
+        "import sys; sys.modules['fcntl'] = None; from pathlib import Path; from unitsphere.runs.run import Run; "
         f"run = Run(Path({str(tmp_path / 'run')!r})); run.lock().close(); run.add_result({{}}); print('done')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from unitsphere.training.schedules import learning_rate
+from unitsphere.optimisation.schedules import learning_rate
 
 COMMON = {"peak": 0.03, "epochs": 20, "steps_per_epoch": 7}
 

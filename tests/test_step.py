@@ -6,7 +6,7 @@ import torch
 from unitsphere.config.resolve import Layer, resolve
 from unitsphere.methods.build import build_method
 from unitsphere.methods.method import Moment
-from unitsphere.training.optimisers import build_optimizer
+from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.step import PlainStep, RecordedStep, compile_networks, set_rate
 
 

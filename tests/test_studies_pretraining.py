@@ -11,13 +11,13 @@ import torch
 
 from unitsphere.analysis.analyse import ANALYSES
 from unitsphere.analysis.inquiry import Inquiry
-from unitsphere.errors import UnitsphereError, UsageError
+from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.evaluation.evaluate import evaluate
+from unitsphere.runs.run import Run
 from unitsphere.studies import STUDIES
 from unitsphere.studies.pretraining import Pretraining
 from unitsphere.studies.run import run_study
 from unitsphere.studies.study import Cell, Claim, Study
-from unitsphere.training.run import Run
 
 CPU = torch.device("cpu")
 

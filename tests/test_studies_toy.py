@@ -9,9 +9,9 @@ from conftest import command, table_of
 from torch import nn
 
 from unitsphere.cli import main
-from unitsphere.errors import UnitsphereError
+from unitsphere.common.errors import UnitsphereError
+from unitsphere.common.randomness import generator
 from unitsphere.objectives import info_nce
-from unitsphere.randomness import generator
 from unitsphere.studies import STUDIES, find
 from unitsphere.studies.critics import Encoders, batch_losses, bound, correlation, estimate
 from unitsphere.studies.gaussian_pairs import PairSettings

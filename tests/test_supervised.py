@@ -9,10 +9,10 @@ from test_regression import SMALL_RUN, NoisyView
 from torch.nn import functional as F
 
 import unitsphere
+from unitsphere.common.errors import UsageError
+from unitsphere.common.terminal import describe
 from unitsphere.config.resolve import Layer, resolve
-from unitsphere.errors import UsageError
 from unitsphere.methods.build import build_method
-from unitsphere.terminal import describe
 from unitsphere.training.loop import Stopped
 
 

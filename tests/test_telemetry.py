@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from unitsphere.devices import memory_errors
-from unitsphere.errors import UnitsphereError
+from unitsphere.common.devices import memory_errors
+from unitsphere.common.errors import UnitsphereError
 from unitsphere.objectives.geometry import effective_rank, uniformity
 from unitsphere.training.telemetry import Log, Meter, check_finite, read_metrics, spread, warnings
 

@@ -12,18 +12,18 @@ from conftest import SMALL as SMALL_WORDS
 from conftest import command, write_images
 
 import unitsphere
+from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.config.resolve import Layer, resolve
 from unitsphere.config.sizing import Facts
 from unitsphere.data.source import open_images
-from unitsphere.errors import UnitsphereError, UsageError
 from unitsphere.methods.build import build_method
 from unitsphere.methods.method import Moment
+from unitsphere.optimisation.optimisers import build_optimizer
+from unitsphere.runs.checkpoint import load_checkpoint, restore_training_state, save_checkpoint, training_state
+from unitsphere.runs.run import Run
 from unitsphere.training import prepare as prepare_module
-from unitsphere.training.checkpoint import load_checkpoint, restore_training_state, save_checkpoint, training_state
 from unitsphere.training.loop import Plan
-from unitsphere.training.optimisers import build_optimizer
 from unitsphere.training.pretrain import choose_speed
-from unitsphere.training.run import Run
 from unitsphere.training.step import PlainStep
 from unitsphere.training.telemetry import Diverged
 

@@ -13,20 +13,20 @@ from torch.utils.data import Dataset
 import unitsphere
 from unitsphere.analysis import hardness
 from unitsphere.analysis.inquiry import Inquiry
+from unitsphere.common.errors import UsageError
+from unitsphere.common.randomness import generator
 from unitsphere.config.resolve import Layer, resolve
 from unitsphere.config.sizing import Facts
 from unitsphere.data.images import Images
 from unitsphere.data.source import open_images
-from unitsphere.errors import UsageError
-from unitsphere.evaluation.features import CachedFeatures
 from unitsphere.evaluation.linear import PROTOCOLS, LinearProtocol, linear
 from unitsphere.evaluation.protocols import adapted
+from unitsphere.features.extract import CachedFeatures
 from unitsphere.methods.build import build_method
 from unitsphere.methods.method import Moment
 from unitsphere.modules.norms import part_batch_norms
 from unitsphere.objectives.contrastive import NOTHING
 from unitsphere.objectives.mixing import Mixing, synthesise
-from unitsphere.randomness import generator
 from unitsphere.training.telemetry import spread
 
 SMALL = {"image_size": 16, "batch_size": 16, "bn_groups": 1, "device": "cpu", "tensorboard": False, "log_every": 1}

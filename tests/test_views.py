@@ -12,9 +12,9 @@ from conftest import EVERYTHING
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from unitsphere.data.canvas import Canvas
-from unitsphere.errors import UsageError
-from unitsphere.randomness import generator
+from unitsphere.common.errors import UsageError
+from unitsphere.common.randomness import generator
+from unitsphere.images.canvas import Canvas
 from unitsphere.views import resample as resample_module
 from unitsphere.views.apply import apply, axes, blur
 from unitsphere.views.colour import grey, jitter, shift_hue, solarise, turns

@@ -15,11 +15,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from unitsphere.analysis.analyse import analyse
-    from unitsphere.errors import UnitsphereError, UsageError
+    from unitsphere.common.errors import UnitsphereError, UsageError
     from unitsphere.evaluation.embed import embed
     from unitsphere.evaluation.evaluate import evaluate
-    from unitsphere.loading import load_backbone, load_transform
     from unitsphere.training.pretrain import pretrain
+    from unitsphere.weights.loading import load_backbone, load_transform
 
 # Loaded when first used, so that `import unitsphere` and `unitsphere --help` do not wait for torch.
 _WHERE = {
@@ -27,10 +27,10 @@ _WHERE = {
     "pretrain": "unitsphere.training.pretrain",
     "evaluate": "unitsphere.evaluation.evaluate",
     "embed": "unitsphere.evaluation.embed",
-    "load_backbone": "unitsphere.loading",
-    "load_transform": "unitsphere.loading",
-    "UnitsphereError": "unitsphere.errors",
-    "UsageError": "unitsphere.errors",
+    "load_backbone": "unitsphere.weights.loading",
+    "load_transform": "unitsphere.weights.loading",
+    "UnitsphereError": "unitsphere.common.errors",
+    "UsageError": "unitsphere.common.errors",
 }
 __all__ = [
     "UnitsphereError", "UsageError", "__version__", "analyse", "embed", "evaluate", "load_backbone", "load_transform",

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from unitsphere.analysis import figures, geometry, gradient, hardness, similarity, training, tsne
 from unitsphere.analysis.inquiry import Inquiry
+from unitsphere.common.devices import memory_errors, pick_device
+from unitsphere.common.errors import UsageError, check_word
+from unitsphere.common.extras import require
+from unitsphere.common.files import write_text
+from unitsphere.common.terminal import bars
 from unitsphere.data.source import Data
-from unitsphere.devices import memory_errors, pick_device
-from unitsphere.errors import UsageError, check_word
 from unitsphere.evaluation.evaluate import data_name
-from unitsphere.extras import require
-from unitsphere.files import write_text
-from unitsphere.terminal import bars
-from unitsphere.training.run import Run, now
+from unitsphere.runs.run import Run, now
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

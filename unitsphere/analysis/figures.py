@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unitsphere.files import replacing
+from unitsphere.common.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

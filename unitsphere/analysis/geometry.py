@@ -13,13 +13,13 @@ from torch.nn.functional import normalize
 
 from unitsphere.analysis.figures import colour, name_runs, panels
 from unitsphere.analysis.inquiry import Inquiry, number
+from unitsphere.common.errors import UsageError, check_word
 from unitsphere.data.images import Images, refuse_multi_label
-from unitsphere.errors import UsageError, check_word
 from unitsphere.evaluation.evaluate import Subject, check_features
-from unitsphere.evaluation.features import forward, frozen
-from unitsphere.evaluation.inputs import class_numbers, usable_rows
+from unitsphere.features.extract import forward, frozen
+from unitsphere.features.inputs import class_numbers, usable_rows
 from unitsphere.objectives.geometry import alignment, uniformity
-from unitsphere.training.run import Run
+from unitsphere.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

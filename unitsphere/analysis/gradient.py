@@ -15,11 +15,11 @@ from torch import Tensor
 from unitsphere.analysis.figures import colour, counted, epoch_label, panels, shade
 from unitsphere.analysis.inquiry import Inquiry, number
 from unitsphere.analysis.rehearsal import Rehearsal, Snapshot, contrastive
-from unitsphere.errors import UsageError
+from unitsphere.common.errors import UsageError
+from unitsphere.common.randomness import generator, lots
 from unitsphere.objectives import info_nce
 from unitsphere.objectives.contrastive import gradient_bound, negatives_of_scores, scores
-from unitsphere.randomness import generator, lots
-from unitsphere.training.run import Run
+from unitsphere.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

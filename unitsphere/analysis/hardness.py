@@ -11,13 +11,13 @@ from torch import Tensor
 from unitsphere.analysis.figures import colour, epoch_label, name_lines, name_runs, over_epochs, panels, shade
 from unitsphere.analysis.inquiry import Inquiry, number, numbers, three
 from unitsphere.analysis.rehearsal import Rehearsal, Snapshot, contrastive
-from unitsphere.errors import UsageError
+from unitsphere.common.errors import UsageError
+from unitsphere.common.randomness import generator
 from unitsphere.methods.build import mixing as mixing_of
 from unitsphere.methods.contrastive import Comparison, Contrastive
 from unitsphere.objectives.contrastive import NOTHING, scores
 from unitsphere.objectives.mixing import Mixing, false_parents, highest_score, proxy_accuracy, synthesise
-from unitsphere.randomness import generator
-from unitsphere.training.run import Run
+from unitsphere.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

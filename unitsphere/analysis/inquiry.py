@@ -9,18 +9,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from unitsphere.common.errors import UsageError, check_word
+from unitsphere.common.randomness import generator
+from unitsphere.common.terminal import MakeProgress
 from unitsphere.config.resolve import Config
 from unitsphere.data.source import Data, Images
-from unitsphere.errors import UsageError, check_word
 from unitsphere.evaluation.evaluate import Subject
-from unitsphere.loading import from_checkpoint
 from unitsphere.modules.names import CUSTOM
-from unitsphere.randomness import generator
-from unitsphere.terminal import MakeProgress
-from unitsphere.training.checkpoint import load_checkpoint
+from unitsphere.runs.checkpoint import load_checkpoint
+from unitsphere.runs.run import Run
 from unitsphere.training.make_views import MakeViews, make_views_of
 from unitsphere.training.prepare import open_split
-from unitsphere.training.run import Run
+from unitsphere.weights.loading import from_checkpoint
 
 CPU = torch.device("cpu")
 

@@ -13,21 +13,21 @@ import torch
 from torch import Tensor
 
 from unitsphere.analysis.inquiry import Inquiry
+from unitsphere.common.devices import pick_precision, send
+from unitsphere.common.errors import UsageError
+from unitsphere.common.randomness import generator
 from unitsphere.config.families import ContrastiveConfig
 from unitsphere.config.resolve import Layer, Resolved, resolve
 from unitsphere.data.loader import Loader
-from unitsphere.devices import pick_precision, send
-from unitsphere.errors import UsageError
 from unitsphere.methods.build import build_method
 from unitsphere.methods.contrastive import Comparison, Contrastive
 from unitsphere.methods.method import Moment
 from unitsphere.modules.names import CUSTOM
-from unitsphere.randomness import generator
-from unitsphere.training.checkpoint import load_checkpoint, part
+from unitsphere.runs.checkpoint import load_checkpoint, part
+from unitsphere.runs.run import Run
 from unitsphere.training.loop import Plan
 from unitsphere.training.make_views import MakeViews
 from unitsphere.training.prepare import Prepared, labelled
-from unitsphere.training.run import Run
 
 
 def contrastive(run: Run) -> ContrastiveConfig:

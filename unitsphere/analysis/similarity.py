@@ -17,11 +17,11 @@ from torch.nn.functional import normalize
 
 from unitsphere.analysis.figures import colour, panels
 from unitsphere.analysis.inquiry import Inquiry, number
+from unitsphere.common.errors import UsageError
 from unitsphere.data.images import Images
-from unitsphere.errors import UsageError
 from unitsphere.evaluation.evaluate import Subject, check_features
-from unitsphere.evaluation.features import forward, frozen
-from unitsphere.training.run import Run
+from unitsphere.features.extract import forward, frozen
+from unitsphere.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from unitsphere.analysis.figures import colour, from_zero, name_lines, name_runs, over_epochs, panels
 from unitsphere.analysis.inquiry import Inquiry, number
-from unitsphere.errors import UsageError
-from unitsphere.training.run import Run
+from unitsphere.common.errors import UsageError
+from unitsphere.runs.run import Run
 from unitsphere.training.telemetry import read_metrics
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from torch.nn.functional import normalize
 
 from unitsphere.analysis.figures import panels
 from unitsphere.analysis.inquiry import Inquiry, numbers, three
-from unitsphere.errors import UsageError
-from unitsphere.randomness import generator
+from unitsphere.common.errors import UsageError
+from unitsphere.common.randomness import generator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from unitsphere import __version__
 from unitsphere.cli import analyse, data, doctor, judge, pretrain, study
 from unitsphere.cli.command import Parser
-from unitsphere.errors import UnitsphereError, UsageError, nearest
+from unitsphere.common.errors import UnitsphereError, UsageError, nearest
 
 CALLED_ELSEWHERE = {
     "wd": "weight-decay",

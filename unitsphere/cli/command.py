@@ -7,7 +7,7 @@ import re
 import sys
 from typing import Any, NoReturn
 
-from unitsphere.errors import UsageError, check_word
+from unitsphere.common.errors import UsageError, check_word
 
 NUMBERS = {"int": "a whole number", "float": "a number"}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.cli.command import add_command
-from unitsphere.extras import EXTRAS, how_to_install
+from unitsphere.common.extras import EXTRAS, how_to_install
 
 GIB = 2**30
 PHOTO = (500, 375)  # pixels of an ordinary photo of ImageNet
@@ -48,7 +48,7 @@ def examine() -> dict[str, Any]:
     from torch import distributed
 
     from unitsphere import __version__
-    from unitsphere.data.machine import free_memory, worker_count
+    from unitsphere.common.machine import free_memory, worker_count
     from unitsphere.data.workers import CAN_FORK
 
     packages = ("torch", "torchvision", "triton", "numpy", "pillow", "safetensors", *EXTRAS)
@@ -113,7 +113,7 @@ def decoding(seconds: float = 1.0) -> dict[str, Any]:
     """How many photos one core decodes in a second, tried on a generated one."""
     from PIL import features
 
-    from unitsphere.data.decode import decode, formats
+    from unitsphere.images.decode import decode, formats
 
     photo = picture()
     formats()

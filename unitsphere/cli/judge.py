@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from unitsphere.cli.command import add_command, print_broken
-from unitsphere.errors import UsageError
+from unitsphere.common.errors import UsageError
 
 FEW = 100  # judged images: one of fewer is more than a point
 
@@ -153,7 +153,7 @@ def print_result(result: dict[str, Any]) -> None:
         print(f"  {number} in the test images, the largest with {result['largest_class']:.1f} %")
     print_broken(result.get("broken", {}))
     if (judged := result["images"]["test"]) < FEW:
-        from unitsphere.terminal import warn
+        from unitsphere.common.terminal import warn
 
         share = "" if "mAP" in result["value"] else f", of which one is {100 / judged:.2g} %"  # of an accuracy
         warn(f"few images: these numbers are of {judged}{share}.")

@@ -100,10 +100,10 @@ def run_pretrain(options: argparse.Namespace) -> None:
     if not options.resume:
         resolve(given, file=file)  # a wrong field is told before torch is loaded
 
-    from unitsphere.distributed import process_group, rank, world
+    from unitsphere.common.distributed import process_group, rank, world
+    from unitsphere.runs.run import Run
     from unitsphere.training.prepare import prepare
     from unitsphere.training.pretrain import check, train
-    from unitsphere.training.run import Run
 
     run = Run(Path(options.out))
     with process_group():
@@ -152,7 +152,7 @@ def print_estimate(prepared: Any, ranks: int) -> None:
     """What the run will take, and how that was found."""
     from rich.console import Console
 
-    from unitsphere.errors import UnitsphereError, UsageError
+    from unitsphere.common.errors import UnitsphereError, UsageError
     from unitsphere.training.estimate import estimate_memory, estimate_time, take_sample
     from unitsphere.training.pretrain import memory_errors
 
@@ -178,7 +178,7 @@ def print_estimate(prepared: Any, ranks: int) -> None:
 def print_memory(prepared: Any, memory: dict[str, int], ranks: int, console: Any) -> None:
     from rich.table import Table
 
-    from unitsphere.data.machine import free_memory
+    from unitsphere.common.machine import free_memory
 
     config, total, free = prepared.config, sum(memory.values()), free_memory(prepared.device)
     where = f"{prepared.device}, of which {size(free)} are free" + (", for each process" if ranks > 1 else "")

@@ -137,8 +137,8 @@ def run_run(options: argparse.Namespace) -> None:
 def draw_figure(study: Any, cells: Sequence[Mapping[str, Any]], said: str, path: Path) -> list[Path]:
     """The file, if it could be drawn: what was computed is not lost for want of a picture."""
     from unitsphere.analysis.figures import save
-    from unitsphere.errors import UsageError
-    from unitsphere.extras import require
+    from unitsphere.common.errors import UsageError
+    from unitsphere.common.extras import require
     from unitsphere.studies.figure import draw
 
     try:

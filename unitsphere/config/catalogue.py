@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unitsphere.errors import UsageError
+from unitsphere.common.errors import UsageError
 
 Patch = dict[str, Any]
 

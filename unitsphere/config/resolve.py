@@ -17,12 +17,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from unitsphere.common.errors import UsageError, check_word, nearest
 from unitsphere.config.catalogue import METHODS, NORMALISATIONS, Patch, combined, disputes, family_of
 from unitsphere.config.families import FAMILIES, FIELDS, Config, ContrastiveConfig, families_of
 from unitsphere.config.idle import idle_notes
 from unitsphere.config.recipes import BY_LENGTH, RECIPES
 from unitsphere.config.sizing import Facts, sized
-from unitsphere.errors import UsageError, check_word, nearest
 from unitsphere.modules.names import check_backbone
 from unitsphere.views.policies import POLICIES, VIEWS, Policy
 

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Mapping
 
-from unitsphere.errors import UnitsphereError
+from unitsphere.common.errors import UnitsphereError
 
 FEW = 3
 

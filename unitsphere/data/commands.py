@@ -9,13 +9,13 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from unitsphere.data.canvas import Canvas
+from unitsphere.common.errors import UsageError, check_word
+from unitsphere.common.randomness import generator
 from unitsphere.data.loader import Loader
 from unitsphere.data.pack import Packed, pack
 from unitsphere.data.source import Data, open_images, open_splits
-from unitsphere.errors import UsageError, check_word
-from unitsphere.randomness import generator
-from unitsphere.report.contact_sheet import contact_sheet
+from unitsphere.images.canvas import Canvas
+from unitsphere.images.contact_sheet import contact_sheet
 from unitsphere.views.apply import apply
 from unitsphere.views.draw import draw
 from unitsphere.views.policies import POLICIES, VIEWS

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from unitsphere.data.decode import suffixes
+from unitsphere.common.errors import UsageError
 from unitsphere.data.images import Images, Splits, images_in_files
 from unitsphere.data.index import Listing, remembered
 from unitsphere.data.names import StoredNames
 from unitsphere.data.shards import VAL
 from unitsphere.data.walk import holds, sub_folders, walk
-from unitsphere.errors import UsageError
+from unitsphere.images.decode import suffixes
 
 
 def folder_splits(root: Path, name: str) -> Splits:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from unitsphere.common.errors import UsageError
 from unitsphere.data.folder import list_images, scan_classes
 from unitsphere.data.images import Images, Splits, images_in_files
 from unitsphere.data.lists import read_text
 from unitsphere.data.walk import sub_folders
-from unitsphere.errors import UsageError
 
 LAYOUT = (
     "The layout is PATH/train/WNID/*.JPEG and PATH/val/WNID/*.JPEG, or PATH/val/*.JPEG and one of "

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from unitsphere.common.errors import UsageError
 from unitsphere.data.names import picked
-from unitsphere.errors import UsageError
 
 
 def evenly(count: int, limit: int) -> np.ndarray:

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from unitsphere.common.errors import UsageError
 from unitsphere.data.images import Images, Splits, images_in_files
 from unitsphere.data.lists import require, require_files
 from unitsphere.data.names import StoredNames
-from unitsphere.errors import UsageError
 
 LAYOUT = (
     "The layout is PATH/train_val2018/SUPERCATEGORY/CLASS/*.jpg, PATH/train2018.json and PATH/val2018.json; names of "

@@ -20,8 +20,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from unitsphere.common.files import replacing
 from unitsphere.data.names import StoredNames
-from unitsphere.files import replacing
 
 FORMAT = "unitsphere-index-1"
 MANY = 20_000  # fewer images are listed before anyone notices

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from unitsphere.common.errors import UsageError
 from unitsphere.data.folder import is_image
 from unitsphere.data.images import Images, evenly, images_in_files
-from unitsphere.errors import UsageError
 
 LIST_SUFFIXES = {".txt", ".csv", ".tsv", ".lst"}
 LOOKED_FOR = 2000  # listed files that are looked for when a data set is opened

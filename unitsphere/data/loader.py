@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unitsphere.common.machine import free_memory, worker_count
 from unitsphere.data.broken import BrokenImages
-from unitsphere.data.canvas import Canvas
-from unitsphere.data.decode import BrokenImage, decode, formats, jpeg_decoder
 from unitsphere.data.images import Images, evenly
-from unitsphere.data.machine import free_memory, worker_count
 from unitsphere.data.workers import CAN_FORK, DecodeMany, Outcome, Submit, decoding
+from unitsphere.images.canvas import Canvas
+from unitsphere.images.decode import BrokenImage, decode, formats, jpeg_decoder
 
 AHEAD = 4  # batches in the making while one is used
 PART = 16  # images of a batch that a worker decodes at a time

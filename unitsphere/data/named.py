@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from unitsphere.common.errors import UsageError
 from unitsphere.data import imagenet, imagenet100, inaturalist, places, voc
 from unitsphere.data.images import Images, Splits
 from unitsphere.data.index import cache_folder
 from unitsphere.data.parquet import parquet_splits
 from unitsphere.data.tars import tar_splits
-from unitsphere.errors import UsageError
 
 STL10_FOLDER = "stl10_binary"
 

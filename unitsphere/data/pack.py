@@ -26,14 +26,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from unitsphere.common.errors import UnitsphereError, UsageError
+from unitsphere.common.files import replacing
+from unitsphere.common.machine import worker_count
 from unitsphere.data.broken import BrokenImages
-from unitsphere.data.decode import BrokenImage
-from unitsphere.data.encode import packable
 from unitsphere.data.images import Images, refuse_multi_label
-from unitsphere.data.machine import worker_count
 from unitsphere.data.names import StoredNames
-from unitsphere.errors import UnitsphereError, UsageError
-from unitsphere.files import replacing
+from unitsphere.images.decode import BrokenImage
+from unitsphere.images.encode import packable
 
 FORMAT = "unitsphere-pack-1"
 FORMATS = (FORMAT, "antipode-pack-1")  # the same under the name that the package had until November 2026

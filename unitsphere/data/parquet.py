@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from unitsphere.data.decode import BrokenImage
+from unitsphere.common.errors import UsageError
+from unitsphere.common.extras import require
 from unitsphere.data.images import Images, Splits
 from unitsphere.data.names import Names
 from unitsphere.data.shards import find_shards, split_shards
-from unitsphere.errors import UsageError
-from unitsphere.extras import require
+from unitsphere.images.decode import BrokenImage
 
 SUFFIX = ".parquet"
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")

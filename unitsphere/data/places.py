@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from unitsphere.common.errors import UsageError
 from unitsphere.data.images import Images, Splits, images_in_files
 from unitsphere.data.lists import numbered_lines, require, require_files
 from unitsphere.data.names import StoredNames
-from unitsphere.errors import UsageError
 
 LAYOUT_205 = (
     "The layout is PATH/trainvalsplit_places205/{train,val}_places205.csv, and the images under PATH/images256 or "

@@ -9,9 +9,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
-from unitsphere.data.decode import BrokenImage, decode, picture_array, plain_mode
+from unitsphere.common.errors import UsageError
 from unitsphere.data.images import Images
-from unitsphere.errors import UsageError
+from unitsphere.images.decode import BrokenImage, decode, picture_array, plain_mode
 
 
 def from_array(array: np.ndarray) -> Images:

@@ -16,10 +16,10 @@ from functools import partial
 import numpy as np
 import torch
 
+from unitsphere.common.errors import UsageError
+from unitsphere.common.randomness import generator
 from unitsphere.data.forms import FORMS, Distance, turned
 from unitsphere.data.images import Images, Splits
-from unitsphere.errors import UsageError
-from unitsphere.randomness import generator
 
 CLASSES = tuple(FORMS)
 DEFAULT_COUNT, DEFAULT_SIZE = 5000, 32

@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
+from unitsphere.common.errors import UsageError
 from unitsphere.data.walk import walk
-from unitsphere.errors import UsageError
 
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 TRAIN, VAL = ("train", "training"), ("val", "valid", "validation", "test")

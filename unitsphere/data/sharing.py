@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from unitsphere.data.decode import BrokenImage
 from unitsphere.data.images import Images, evenly
 from unitsphere.data.loader import Loader
+from unitsphere.images.decode import BrokenImage
 
 IRRELEVANT = {"workers", "processes"}  # to what is decoded
 PROBES = 5  # images whose contents tell data of one name from others

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from unitsphere.data.decode import suffixes
+from unitsphere.common.errors import UsageError, nearest
 from unitsphere.data.folder import folder_splits, is_image
 from unitsphere.data.images import Images, Splits
 from unitsphere.data.lists import LIST_SUFFIXES, read_list
@@ -26,7 +26,7 @@ from unitsphere.data.subsets import hold_out, keep_classes, keep_fraction
 from unitsphere.data.tars import SUFFIX as TAR
 from unitsphere.data.tars import tar_splits
 from unitsphere.data.walk import holds
-from unitsphere.errors import UsageError, nearest
+from unitsphere.images.decode import suffixes
 
 __all__ = ["Images", "open_images", "open_splits"]
 

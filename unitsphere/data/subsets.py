@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from unitsphere.common.errors import UsageError, nearest
+from unitsphere.common.randomness import stream
 from unitsphere.data.images import Images
-from unitsphere.errors import UsageError, nearest
-from unitsphere.randomness import stream
 
 
 def hold_out(images: Images, split: str, share: float, seed: int) -> Images:

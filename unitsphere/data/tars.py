@@ -20,12 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-from unitsphere.data.decode import suffixes
+from unitsphere.common.errors import UsageError
 from unitsphere.data.images import Images, Splits
 from unitsphere.data.index import Listing, remembered
 from unitsphere.data.names import StoredNames
 from unitsphere.data.shards import find_shards, split_shards
-from unitsphere.errors import UsageError
+from unitsphere.images.decode import suffixes
 
 SUFFIX = ".tar"
 LABEL_SUFFIXES = {"cls", "json", "txt"}

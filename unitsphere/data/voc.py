@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from unitsphere.common.errors import UsageError
 from unitsphere.data.images import Images, Splits, images_in_files
 from unitsphere.data.lists import numbered_lines, read_text, require, require_files
-from unitsphere.errors import UsageError
 
 CLASSES = tuple(
     """

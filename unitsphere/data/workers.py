@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from unitsphere.errors import UnitsphereError
+from unitsphere.common.errors import UnitsphereError
 
 CAN_FORK = sys.platform == "linux"  # elsewhere there is no fork, or system libraries do not survive it
 ANSWER = 64 * 2**20  # bytes mapped for the pixels of one answer; pages are taken only as they are written

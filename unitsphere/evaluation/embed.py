@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from unitsphere.common.devices import memory_errors, pick_device
+from unitsphere.common.errors import UsageError
+from unitsphere.common.terminal import bars
 from unitsphere.data.source import Data, Images, open_images, open_splits
 from unitsphere.data.subsets import keep_classes
-from unitsphere.devices import memory_errors, pick_device
-from unitsphere.errors import UsageError
 from unitsphere.evaluation.embedding import check_path, check_picture, near_duplicates, neighbour_sheet, save_features
 from unitsphere.evaluation.evaluate import MEMORY_ADVICE, check_classes, check_features, division
-from unitsphere.evaluation.inputs import usable_rows
 from unitsphere.evaluation.subject import Subject
-from unitsphere.loading import Spec, load
-from unitsphere.terminal import bars
+from unitsphere.features.inputs import usable_rows
+from unitsphere.weights.loading import Spec, load
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,16 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from unitsphere.data.canvas import Canvas
+from unitsphere.common.errors import UnitsphereError, UsageError
+from unitsphere.common.extras import require
+from unitsphere.common.files import refuse_unwritable, replacing
+from unitsphere.common.randomness import generator
 from unitsphere.data.images import printable
 from unitsphere.data.loader import Loader
-from unitsphere.errors import UnitsphereError, UsageError
-from unitsphere.evaluation.inputs import usable_rows
-from unitsphere.evaluation.knn import neighbours
-from unitsphere.extras import require
-from unitsphere.files import refuse_unwritable, replacing
-from unitsphere.randomness import generator
-from unitsphere.report.contact_sheet import contact_sheet
+from unitsphere.features.inputs import usable_rows
+from unitsphere.features.knn import neighbours
+from unitsphere.images.canvas import Canvas
+from unitsphere.images.contact_sheet import contact_sheet
 
 SUFFIXES = (".npz", ".parquet")
 

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from unitsphere.common.devices import memory_errors, pick_device
+from unitsphere.common.errors import UsageError, check_word, nearest
+from unitsphere.common.terminal import bars, warn
 from unitsphere.data.images import Images
 from unitsphere.data.named import same_data
 from unitsphere.data.source import Data, open_images
-from unitsphere.devices import memory_errors, pick_device
-from unitsphere.errors import UsageError, check_word, nearest
 from unitsphere.evaluation.protocols import JUDGES, Verdict
 from unitsphere.evaluation.subject import Subject
-from unitsphere.loading import ARCHITECTURE, Loaded, Spec, load
-from unitsphere.terminal import bars, warn
+from unitsphere.weights.loading import ARCHITECTURE, Loaded, Spec, load
 
 MEMORY_ADVICE = "Lower --batch-size, or --image-size for what is no run."
 

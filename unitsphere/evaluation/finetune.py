@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from unitsphere.common.devices import send
+from unitsphere.common.errors import UnitsphereError
+from unitsphere.common.randomness import generator
 from unitsphere.data.loader import Loader
-from unitsphere.devices import send
-from unitsphere.errors import UnitsphereError
-from unitsphere.evaluation.features import encode, extract, forward, fresh_views, frozen
-from unitsphere.evaluation.inputs import class_numbers, usable_rows
 from unitsphere.evaluation.linear import (
     Layers,
     LinearProtocol,
@@ -29,8 +28,9 @@ from unitsphere.evaluation.linear import (
     tenth_to_choose_on,
     top_accuracies,
 )
+from unitsphere.features.extract import encode, extract, forward, fresh_views, frozen
+from unitsphere.features.inputs import class_numbers, usable_rows
 from unitsphere.modules.norms import GroupedBatchNorm
-from unitsphere.randomness import generator
 from unitsphere.views.evaluation import Preprocess
 from unitsphere.views.policies import POLICIES
 

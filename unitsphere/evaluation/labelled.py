@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from unitsphere.common.errors import UsageError
 from unitsphere.data.images import Images
 from unitsphere.data.lists import read_text
 from unitsphere.data.subsets import keep_fraction
-from unitsphere.errors import UsageError
-from unitsphere.evaluation.inputs import class_numbers
+from unitsphere.features.inputs import class_numbers
 
 
 def stratified_fraction(images: Images, fraction: float, seed: int) -> Images:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from unitsphere.errors import UnitsphereError, UsageError
-from unitsphere.evaluation.features import Features
-from unitsphere.evaluation.inputs import class_numbers, require_finite, stratified_split, usable_rows
-from unitsphere.randomness import generator
-from unitsphere.training.schedules import learning_rate
+from unitsphere.common.errors import UnitsphereError, UsageError
+from unitsphere.common.randomness import generator
+from unitsphere.features.extract import Features
+from unitsphere.features.inputs import class_numbers, require_finite, stratified_split, usable_rows
+from unitsphere.optimisation.schedules import learning_rate
 
 HELD_OUT = 0.1  # of the training images, to choose between learning rates
 

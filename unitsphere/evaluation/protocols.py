@@ -14,16 +14,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from unitsphere.common.errors import UsageError, check_word
+from unitsphere.common.extras import require
 from unitsphere.data.images import Images
-from unitsphere.errors import UsageError, check_word
 from unitsphere.evaluation.finetune import FINE_TUNING, FineTuning
-from unitsphere.evaluation.inputs import class_marks, class_numbers
-from unitsphere.evaluation.knn import check_temperature
 from unitsphere.evaluation.labelled import listed_part, stratified_fraction
 from unitsphere.evaluation.linear import PROTOCOLS, LinearProtocol, count_classes
 from unitsphere.evaluation.subject import Split, Subject
 from unitsphere.evaluation.svm import VOC2007, check_marks, svm
-from unitsphere.extras import require
+from unitsphere.features.inputs import class_marks, class_numbers
+from unitsphere.features.knn import check_temperature
 
 TRANSFER = ("inaturalist2018", "places205")  # data with rows of PROTOCOLS that are named after them
 FEW = 0.03  # a share of labels nearer to 1 % than to 10 %: the encoder is frozen

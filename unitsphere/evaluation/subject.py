@@ -9,19 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unitsphere.common.devices import pick_precision
+from unitsphere.common.errors import UsageError
+from unitsphere.common.machine import free_memory
+from unitsphere.common.terminal import MakeProgress
 from unitsphere.data.loader import Loader
-from unitsphere.data.machine import free_memory
 from unitsphere.data.sharing import loader as loader_of
 from unitsphere.data.source import Images
-from unitsphere.devices import pick_precision
-from unitsphere.errors import UsageError
-from unitsphere.evaluation.features import AugmentedFeatures, CachedFeatures, extract
 from unitsphere.evaluation.finetune import FineTuned, FineTuning, finetune
-from unitsphere.evaluation.inputs import class_numbers, usable_rows
-from unitsphere.evaluation.knn import knn
 from unitsphere.evaluation.linear import LinearProtocol, LinearResult, linear
-from unitsphere.loading import Loaded
-from unitsphere.terminal import MakeProgress
+from unitsphere.features.extract import AugmentedFeatures, CachedFeatures, extract
+from unitsphere.features.inputs import class_numbers, usable_rows
+from unitsphere.features.knn import knn
+from unitsphere.weights.loading import Loaded
 
 USUAL_K = (20, 200)
 

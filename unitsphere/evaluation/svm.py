@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from unitsphere.data.machine import worker_count
-from unitsphere.errors import UsageError
-from unitsphere.extras import require
-from unitsphere.randomness import generator
+from unitsphere.common.errors import UsageError
+from unitsphere.common.extras import require
+from unitsphere.common.machine import worker_count
+from unitsphere.common.randomness import generator
 
 
 @dataclass(frozen=True)

@@ -5,22 +5,22 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from unitsphere.common.distributed import world
+from unitsphere.common.errors import UsageError
+from unitsphere.common.randomness import generator, stream
 from unitsphere.config.families import Config, ContrastiveConfig, EmbeddingConfig, RegressionConfig, SupervisedConfig
 from unitsphere.config.fields import DispersionFields
-from unitsphere.distributed import world
-from unitsphere.errors import UsageError
 from unitsphere.methods.contrastive import Contrastive
 from unitsphere.methods.dispersion import Dispersion
 from unitsphere.methods.method import Encoder, Method, Projection
+from unitsphere.methods.queue import KeyQueue
 from unitsphere.methods.regression import Regression
 from unitsphere.methods.supervised import Supervised
 from unitsphere.modules.backbones import build_backbone, feature_dim
 from unitsphere.modules.heads import projection_head
 from unitsphere.modules.image_norms import use_norm
 from unitsphere.modules.norms import batch_norms, part_batch_norms
-from unitsphere.modules.queue import KeyQueue
 from unitsphere.objectives.mixing import Mixing
-from unitsphere.randomness import generator, stream
 
 
 def build_method(config: Config, backbone: nn.Module | None = None) -> Method:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from unitsphere.distributed import rank
+from unitsphere.common.distributed import rank
+from unitsphere.common.randomness import lots
 from unitsphere.methods.method import Inputs
 from unitsphere.objectives.contrastive import NOTHING, contrastive_loss, gradient_bound, negatives_of_scores, scores
 from unitsphere.objectives.mixing import Synthetic, highest_score, proxy_accuracy
-from unitsphere.randomness import lots
 
 # Health is measured on so many queries of the batch: enough for a mean, and nearly free beside a large queue.
 HEALTH_QUERIES = 64

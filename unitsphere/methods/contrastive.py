@@ -13,14 +13,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from unitsphere.devices import beside
-from unitsphere.distributed import gather, gather_with_gradient, mine, world
+from unitsphere.common.devices import beside
+from unitsphere.common.distributed import gather, gather_with_gradient, mine, world
 from unitsphere.methods.comparison import HEALTH_QUERIES, Comparison, drawn, rows_of, signs_of_health
 from unitsphere.methods.dispersion import Dispersion
 from unitsphere.methods.method import Encoder, Inputs, Method, Moment, Step
+from unitsphere.methods.queue import KeyQueue
+from unitsphere.methods.slow_copy import follow, momentum_at, slow_copy
 from unitsphere.modules.norms import groups_of, one_by_one, refuse_shared_statistics, split_groups
-from unitsphere.modules.queue import KeyQueue
-from unitsphere.modules.slow_copy import follow, momentum_at, slow_copy
 from unitsphere.objectives import info_nce
 from unitsphere.objectives.mixing import Mixing, Synthetic, synthesise
 

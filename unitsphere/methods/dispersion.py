@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unitsphere.distributed import gather_with_gradient, rank
+from unitsphere.common.distributed import gather_with_gradient, rank
+from unitsphere.common.randomness import lots, uniform
 from unitsphere.methods.method import Inputs
 from unitsphere.objectives.geometry import uniformity
 from unitsphere.objectives.regression import SINGULAR_LOSSES, brownian_loss
-from unitsphere.randomness import lots, uniform
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unitsphere.distributed import rank
+from unitsphere.common.distributed import rank
 from unitsphere.modules.norms import refuse_shared_statistics, split_groups
 
 Inputs = Mapping[str, Tensor]

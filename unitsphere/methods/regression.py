@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unitsphere.devices import beside
+from unitsphere.common.devices import beside
 from unitsphere.methods.dispersion import Dispersion
 from unitsphere.methods.method import Inputs, Method, Moment, Projection, Step, not_half
-from unitsphere.modules.slow_copy import follow, momentum_at, slow_copy
+from unitsphere.methods.slow_copy import follow, momentum_at, slow_copy
 from unitsphere.objectives.regression import centroid_distance, centroid_loss, image_spread, pair_distance
 
 

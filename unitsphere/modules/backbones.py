@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torchvision.models import resnet as torchvision_resnet
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from unitsphere.errors import UnitsphereError, UsageError
-from unitsphere.extras import require
+from unitsphere.common.errors import UnitsphereError, UsageError
+from unitsphere.common.extras import require
 from unitsphere.modules.names import BUILT_IN, TINY, WIDE, check_backbone
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from unitsphere.errors import UsageError
+from unitsphere.common.errors import UsageError
 from unitsphere.modules.backbones import StemConv
 from unitsphere.modules.names import NORMS
 from unitsphere.modules.norms import batch_norms, is_batch_norm

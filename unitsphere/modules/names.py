@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from unitsphere.errors import UsageError, nearest
+from unitsphere.common.errors import UsageError, nearest
 
 TINY = "resnet-tiny"
 RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "wide_resnet50_2")  # torchvision's

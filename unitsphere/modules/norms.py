@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unitsphere.distributed import gather_with_gradient, world
-from unitsphere.errors import UsageError
+from unitsphere.common.distributed import gather_with_gradient, world
+from unitsphere.common.errors import UsageError
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 Part = TypeVar("Part")

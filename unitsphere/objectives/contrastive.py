@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unitsphere.devices import TRITON
-from unitsphere.errors import UsageError, check_word
+from unitsphere.common.devices import TRITON
+from unitsphere.common.errors import UsageError, check_word
 
 # Stands for the score of a negative that does not count. Finite, so that a query without any negative has a
 # gradient of zero and not of NaN; exp of it is zero in every floating type.

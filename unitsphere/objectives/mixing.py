@@ -26,10 +26,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from unitsphere.devices import TRITON
-from unitsphere.errors import UsageError
+from unitsphere.common.devices import TRITON
+from unitsphere.common.errors import UsageError
+from unitsphere.common.randomness import lots, uniform
 from unitsphere.objectives.contrastive import NOTHING
-from unitsphere.randomness import lots, uniform
 
 GATHERED = 2**26  # bytes that the gathered parents may take at a time
 LEAST_CHANCE = 1e-12  # of a negative in a softmax draw: what float64 can still tell from nothing beside the others

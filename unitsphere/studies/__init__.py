@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unitsphere.errors import check_word
+from unitsphere.common.errors import check_word
 from unitsphere.studies import (
     eqco,
     eqco_cifar10,

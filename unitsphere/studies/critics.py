@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Generator, Tensor, nn
 
-from unitsphere.devices import send
-from unitsphere.errors import UnitsphereError
+from unitsphere.common.devices import send
+from unitsphere.common.errors import UnitsphereError
+from unitsphere.common.randomness import generator
 from unitsphere.objectives.contrastive import NOTHING, Negatives, contrastive_loss
-from unitsphere.randomness import generator
 from unitsphere.studies.gaussian_pairs import PairSettings
 
 TICK = 20  # batches between two looks at the progress

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from unitsphere.common.errors import UsageError, check_word
 from unitsphere.config.fields import Count, Positive, Section
 from unitsphere.config.resolve import explain
-from unitsphere.errors import UsageError, check_word
 from unitsphere.studies.study import Job, Measured, Settings, address
 
 
@@ -63,9 +63,9 @@ class GaussianPairs:
         numbers on any number of cores."""
         import torch
 
-        from unitsphere.devices import pick_device
+        from unitsphere.common.devices import pick_device
+        from unitsphere.common.terminal import bars
         from unitsphere.studies.critics import estimate
-        from unitsphere.terminal import bars
 
         where = pick_device(device)
         groups = grouped(jobs)

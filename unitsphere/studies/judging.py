@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unitsphere.errors import UnitsphereError
+from unitsphere.common.errors import UnitsphereError
 
 if TYPE_CHECKING:
-    from unitsphere.training.run import Run
+    from unitsphere.runs.run import Run
 
 OF_A_CHECKPOINT = ("geometry", "hardness", "similarity")  # analyses that give a number of one
 
@@ -49,8 +49,8 @@ def analysed(run: Run, *, protocol: str, data: Any, seed: int, device: str, **op
     """What `unitsphere analyse` measures of one run, without the figure."""
     from unitsphere.analysis.analyse import ANALYSES
     from unitsphere.analysis.inquiry import Inquiry
-    from unitsphere.devices import pick_device
-    from unitsphere.terminal import bars
+    from unitsphere.common.devices import pick_device
+    from unitsphere.common.terminal import bars
 
     with bars() as progress:
         asked = Inquiry(data, pick_device(device), seed, progress=progress, latest_only=True)

@@ -19,8 +19,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 import unitsphere
-from unitsphere.errors import UsageError
-from unitsphere.files import refuse_unwritable, write_text
+from unitsphere.common.errors import UsageError
+from unitsphere.common.files import refuse_unwritable, write_text
 from unitsphere.studies.study import Begun, Cell, Job, Measured, Settings, Study, Table, in_common, label, shown
 
 TOLD = ("run", "images_per_second", "memory_mib", "failure")  # of what is kept with a cell, where there is such
@@ -66,7 +66,7 @@ def compute(
     study: Study, jobs: Sequence[tuple[Cell, Sequence[Job]]], store: Path, device: str, say: Callable[[str], None]
 ) -> None:
     """What is not finished of these cells, saying before a run what it is of and after a number what it is."""
-    from unitsphere.training.run import commit
+    from unitsphere.runs.run import commit
 
     folder = store / "cells"
     places = {job.address: cell for cell, own in jobs for job in own}
@@ -167,7 +167,7 @@ def finished(folder: Path, job: Job) -> dict[str, Any] | None:
 
 
 def keep(folder: Path, study: Study, measured: Measured, maker: Mapping[str, Any]) -> None:
-    from unitsphere.training.run import now
+    from unitsphere.runs.run import now
 
     known = {"runner": study.runner.name, "settings": measured.job.settings, "value": measured.value}
     made = {**maker, "time": now(), **measured.details}
@@ -194,7 +194,7 @@ def collect(
     study: Study, folder: Path, jobs: Mapping[str, Sequence[Job]], seeds: Sequence[int], given: Settings
 ) -> dict[str, Any]:
     """Everything known of a study, by this process or another. Cells without jobs have no value here."""
-    from unitsphere.training.run import now
+    from unitsphere.runs.run import now
 
     cells, known = [], []
     for cell in study.cells:

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
-from unitsphere.errors import check_word
+from unitsphere.common.errors import check_word
 
 Settings = Mapping[str, Any]
 

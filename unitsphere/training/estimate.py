@@ -17,19 +17,19 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from unitsphere.common.errors import UnitsphereError
+from unitsphere.common.machine import worker_count
+from unitsphere.common.randomness import generator
 from unitsphere.config.families import Config
-from unitsphere.data.canvas import Canvas
-from unitsphere.data.decode import BrokenImage, decode
 from unitsphere.data.images import evenly
 from unitsphere.data.loader import fits
-from unitsphere.data.machine import worker_count
-from unitsphere.errors import UnitsphereError
+from unitsphere.images.canvas import Canvas
+from unitsphere.images.decode import BrokenImage, decode
 from unitsphere.methods.build import build_method
 from unitsphere.methods.contrastive import Contrastive
 from unitsphere.methods.method import Inputs, Method, Moment
-from unitsphere.randomness import generator
+from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.make_views import make_views_of
-from unitsphere.training.optimisers import build_optimizer
 from unitsphere.training.prepare import Prepared
 from unitsphere.training.pretrain import choose_speed
 from unitsphere.training.step import AUTOCAST, PlainStep, RecordedStep, TakeStep

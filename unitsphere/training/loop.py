@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unitsphere.common.devices import send
+from unitsphere.common.distributed import any_rank, average, averaging_gradients, gather, mine, rank, world
+from unitsphere.common.errors import UnitsphereError, UsageError
+from unitsphere.common.randomness import generator, stream
 from unitsphere.config.resolve import Config
 from unitsphere.data.loader import Loader
-from unitsphere.devices import send
-from unitsphere.distributed import any_rank, average, averaging_gradients, gather, mine, rank, world
-from unitsphere.errors import UnitsphereError, UsageError
 from unitsphere.methods.method import Method, Moment, Step
 from unitsphere.modules.norms import running_statistics
-from unitsphere.randomness import generator, stream
-from unitsphere.training.checkpoint import part
+from unitsphere.optimisation.optimisers import build_optimizer
+from unitsphere.optimisation.schedules import learning_rate
+from unitsphere.runs.checkpoint import part
+from unitsphere.runs.run import Run
 from unitsphere.training.make_views import MakeViews
-from unitsphere.training.optimisers import build_optimizer
-from unitsphere.training.run import Run
-from unitsphere.training.schedules import learning_rate
 from unitsphere.training.step import PlainStep, RecordedStep, TakeStep
 from unitsphere.training.telemetry import Listener, Log, Meter, check_finite, check_state, spread, warnings
 

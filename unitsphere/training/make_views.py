@@ -9,12 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from unitsphere.common.devices import send
+from unitsphere.common.errors import UsageError
+from unitsphere.common.randomness import generator, stream
 from unitsphere.config.resolve import Config, policies
-from unitsphere.data.canvas import Canvas
 from unitsphere.data.loader import Loader
-from unitsphere.devices import send
-from unitsphere.errors import UsageError
-from unitsphere.randomness import generator, stream
+from unitsphere.images.canvas import Canvas
 from unitsphere.views.apply import apply, render
 from unitsphere.views.draw import draw
 

@@ -11,22 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unitsphere.common.devices import pick_device, pick_precision
+from unitsphere.common.distributed import world
+from unitsphere.common.errors import UnitsphereError, UsageError
+from unitsphere.common.files import refuse_unwritable
 from unitsphere.config.families import FIELDS_FREE_ON_RESUME, SupervisedConfig
 from unitsphere.config.resolve import Config, Layer, Resolved, merge, normalisation, resolve
 from unitsphere.config.sizing import Facts
-from unitsphere.data.decode import BrokenImage, decode
 from unitsphere.data.images import Images, evenly, refuse_multi_label
 from unitsphere.data.loader import Loader, channel_statistics
 from unitsphere.data.sharing import loader as loader_of
 from unitsphere.data.source import open_images
-from unitsphere.devices import pick_device, pick_precision
-from unitsphere.distributed import world
-from unitsphere.errors import UnitsphereError, UsageError
-from unitsphere.evaluation.features import extract
-from unitsphere.files import refuse_unwritable
-from unitsphere.loading import preprocess_of
+from unitsphere.features.extract import extract
+from unitsphere.images.decode import BrokenImage, decode
+from unitsphere.runs.run import Run
 from unitsphere.training.loop import Plan
-from unitsphere.training.run import Run
+from unitsphere.weights.loading import preprocess_of
 
 
 @dataclass

@@ -15,23 +15,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from unitsphere.common.devices import memory_errors as out_of_memory
+from unitsphere.common.distributed import barrier, process_group, rank, world
+from unitsphere.common.errors import UnitsphereError, UsageError
+from unitsphere.common.terminal import Terminal, bars
 from unitsphere.config.families import ContrastiveConfig
 from unitsphere.config.resolve import Layer, read_file
 from unitsphere.data.broken import describe
-from unitsphere.devices import memory_errors as out_of_memory
-from unitsphere.distributed import barrier, process_group, rank, world
-from unitsphere.errors import UnitsphereError, UsageError
-from unitsphere.loading import initialise
 from unitsphere.methods.build import build_method
 from unitsphere.methods.method import Method
 from unitsphere.modules.names import BUILT_IN
-from unitsphere.terminal import Terminal, bars
+from unitsphere.runs.run import Run
 from unitsphere.training.loop import Training
 from unitsphere.training.make_views import CustomView, make_views_of, try_view
 from unitsphere.training.prepare import Prepared, prepare
-from unitsphere.training.run import Run
 from unitsphere.training.step import compile_networks
 from unitsphere.training.summary import OnlineKNN, summarise
+from unitsphere.weights.loading import initialise
 
 # Compiling costs up to two minutes, of which a ResNet-50 has the most, and saves about a third of a step. Where norms
 # have groups it saves two thirds: 19 ms of a ResNet-18's, which takes 35 to 54 s.

@@ -15,10 +15,10 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from unitsphere.distributed import without_averaging
+from unitsphere.common.distributed import without_averaging
 from unitsphere.methods.method import Inputs, Method, Step, joined
 from unitsphere.modules.norms import one_by_one
-from unitsphere.training.checkpoint import restore_training_state, training_state
+from unitsphere.runs.checkpoint import restore_training_state, training_state
 
 WARM_UP_STEPS = 3
 RECOMPILE_LIMIT = 64

@@ -11,20 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unitsphere.common.distributed import any_rank, gather, mine, rank, world
+from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.data.broken import describe
 from unitsphere.data.images import evenly, refuse_multi_label
 from unitsphere.data.loader import Loader
-from unitsphere.distributed import any_rank, gather, mine, rank, world
-from unitsphere.errors import UnitsphereError, UsageError
 from unitsphere.evaluation.embedding import neighbour_sheet
-from unitsphere.evaluation.inputs import usable_rows
-from unitsphere.evaluation.knn import knn, neighbours
+from unitsphere.features.inputs import usable_rows
+from unitsphere.features.knn import knn, neighbours
 from unitsphere.methods.method import Method
 from unitsphere.modules.names import CUSTOM
 from unitsphere.objectives.geometry import alignment, effective_rank, feature_deviation, uniformity
+from unitsphere.runs.run import Run
 from unitsphere.training.make_views import MakeViews
 from unitsphere.training.prepare import Prepared
-from unitsphere.training.run import Run
 from unitsphere.training.telemetry import COLLAPSED_DEVIATION, COLLAPSED_RANK, Listener
 
 HELD_OUT_IMAGES = 2000

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from unitsphere.errors import UnitsphereError
-from unitsphere.files import write_text
+from unitsphere.common.errors import UnitsphereError
+from unitsphere.common.files import write_text
 from unitsphere.objectives.geometry import effective_rank, evenness, feature_deviation, uniformity
 
 STARVING = 0.3  # share of the time spent waiting for data

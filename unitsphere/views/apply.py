@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unitsphere.data.canvas import Canvas
-from unitsphere.devices import TRITON, one_thread, send
-from unitsphere.errors import UsageError
+from unitsphere.common.devices import TRITON, one_thread, send
+from unitsphere.common.errors import UsageError
+from unitsphere.images.canvas import Canvas
 from unitsphere.views.colour import grey, jitter, solarise, turns
 from unitsphere.views.draw import Table, crop_boxes
 from unitsphere.views.policies import Policy

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from unitsphere.devices import one_thread
+from unitsphere.common.devices import one_thread
 from unitsphere.views.policies import Policy, Range
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)

@@ -10,9 +10,9 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from unitsphere.data.canvas import Canvas
-from unitsphere.data.decode import decode, picture_array, plain_mode
-from unitsphere.devices import send
+from unitsphere.common.devices import send
+from unitsphere.images.canvas import Canvas
+from unitsphere.images.decode import decode, picture_array, plain_mode
 from unitsphere.views.apply import NO_BLUR, Frame, can_fuse, render_all
 from unitsphere.views.policies import Policy
 from unitsphere.views.resample import Axis, places

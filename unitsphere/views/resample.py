@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unitsphere.data.canvas import Canvas
+from unitsphere.images.canvas import Canvas
 
 CHUNK_BYTES = 256 * 2**20  # of padded float32 pixels at a time: a batch of large photos must fit
 

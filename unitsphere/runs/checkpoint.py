@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from unitsphere.errors import UnitsphereError
-from unitsphere.files import replacing
+from unitsphere.common.errors import UnitsphereError
+from unitsphere.common.files import replacing
 
 META, OLD_META = "unitsphere", "antipode"  # the package was called antipode until November 2026
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from unitsphere.errors import UsageError
+from unitsphere.common.errors import UsageError
 
 # The extras of pyproject.toml: which package is part of which. A test holds the two equal.
 EXTRAS = {"timm": "timm", "pyarrow": "parquet", "matplotlib": "plots", "scikit-learn": "plots"}
@@ -17,7 +17,7 @@ def how_to_install(extra: str) -> str:
 
     The packages and not `unitsphere[plots]`: until a release is there, that name would install nothing of ours.
     """
-    checkout = Path(__file__).parents[1]
+    checkout = Path(__file__).parents[2]
     if (checkout / "pyproject.toml").is_file():
         return f"pip install -e '.[{extra}]' (in {checkout})"
     return f"pip install {' '.join(package for package, part in EXTRAS.items() if part == extra)}"

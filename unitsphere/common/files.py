@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from unitsphere.errors import UsageError
+from unitsphere.common.errors import UsageError
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from unitsphere.errors import UnitsphereError, UsageError
+from unitsphere.common.errors import UnitsphereError, UsageError
 
 ROWS_AT_ONCE = 16384
 

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from unitsphere.distributed import launched, local_rank
-from unitsphere.errors import UnitsphereError, UsageError
+from unitsphere.common.distributed import launched, local_rank
+from unitsphere.common.errors import UnitsphereError, UsageError
 
 TRITON = find_spec("triton") is not None
 

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unitsphere.common.errors import UnitsphereError, UsageError, nearest
+from unitsphere.common.randomness import stream
 from unitsphere.config.resolve import Config, Layer, named_normalisation, resolve
-from unitsphere.errors import UnitsphereError, UsageError, nearest
 from unitsphere.methods.build import build_method
 from unitsphere.methods.method import Encoder
 from unitsphere.modules.backbones import build_backbone, timm_backbone, torchvision_backbone
 from unitsphere.modules.names import CUSTOM, RESNETS
-from unitsphere.randomness import stream
-from unitsphere.training.checkpoint import load_checkpoint, part
-from unitsphere.training.run import Run
+from unitsphere.runs.checkpoint import load_checkpoint, part
+from unitsphere.runs.run import Run
 from unitsphere.views.evaluation import Preprocess
 
 Spec = str | os.PathLike[str]

@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from unitsphere.errors import UnitsphereError
+from unitsphere.common.errors import UnitsphereError
 
 NPY_MAGIC = b"\x93NUMPY"
 JPEG_MAGIC = b"\xff\xd8\xff"

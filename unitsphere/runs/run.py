@@ -31,12 +31,12 @@ import torchvision
 from torch import Tensor
 
 import unitsphere
+from unitsphere.common.distributed import rank
+from unitsphere.common.errors import UnitsphereError, UsageError
+from unitsphere.common.files import write_text
+from unitsphere.common.terminal import warn
 from unitsphere.config.resolve import Config, Layer, Resolved, read_file, resolve
-from unitsphere.distributed import rank
-from unitsphere.errors import UnitsphereError, UsageError
-from unitsphere.files import write_text
-from unitsphere.terminal import warn
-from unitsphere.training.checkpoint import load_checkpoint, save_checkpoint
+from unitsphere.runs.checkpoint import load_checkpoint, save_checkpoint
 
 try:
     import fcntl

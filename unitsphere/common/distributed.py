@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from unitsphere.errors import UnitsphereError
+from unitsphere.common.errors import UnitsphereError
 
 PATIENCE = timedelta(minutes=30)  # how long a rank waits for the others: rank 0 may evaluate meanwhile
 

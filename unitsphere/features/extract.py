@@ -10,10 +10,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from unitsphere.data.canvas import Canvas
+from unitsphere.common.errors import UsageError
+from unitsphere.common.randomness import generator
 from unitsphere.data.loader import Loader
-from unitsphere.errors import UsageError
-from unitsphere.randomness import generator
+from unitsphere.images.canvas import Canvas
 from unitsphere.views.apply import apply
 from unitsphere.views.draw import draw
 from unitsphere.views.evaluation import Preprocess

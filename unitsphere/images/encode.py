@@ -7,7 +7,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from unitsphere.data.decode import JPEG_MAGIC, NPY_MAGIC, decode, load_npy, open_picture, picture_array
+from unitsphere.images.decode import JPEG_MAGIC, NPY_MAGIC, decode, load_npy, open_picture, picture_array
 
 
 def packable(item: bytes | np.ndarray, size: int | None = None, quality: int = 90) -> bytes:

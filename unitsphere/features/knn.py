@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from unitsphere.errors import UsageError
-from unitsphere.evaluation.inputs import class_numbers, require_finite
+from unitsphere.common.errors import UsageError
+from unitsphere.features.inputs import class_numbers, require_finite
 
 QUERIES_AT_ONCE = 2048
 BANK_AT_ONCE = 16384

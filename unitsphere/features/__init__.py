@@ -1,0 +1,1 @@
+"""What a backbone says about images, and the neighbours among it."""

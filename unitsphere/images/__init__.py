@@ -1,0 +1,1 @@
+"""Pictures in memory: the canvas, decoding and encoding, contact sheets."""

@@ -1,0 +1,1 @@
+"""Optimisers and schedules, for training, linear evaluation and fine-tuning alike."""

@@ -1,0 +1,1 @@
+"""A run's folder: its record, checkpoints, metrics, results, locks."""
