@@ -38,7 +38,7 @@ from unitsphere.data.loader import Loader
 from unitsphere.data.pack import open_pack, pack
 from unitsphere.images.canvas import Canvas
 from unitsphere.images.decode import decode, open_picture, picture_array
-from unitsphere.methods.method import Moment
+from unitsphere.methods.learners.learner import Moment
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.make_views import make_views_of
 from unitsphere.training.step import PlainStep, RecordedStep, TakeStep

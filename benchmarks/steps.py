@@ -17,9 +17,9 @@ from unitsphere.common.devices import pick_precision
 from unitsphere.common.randomness import generator
 from unitsphere.config.catalogue import family_of
 from unitsphere.config.resolve import Config, Layer, resolve
-from unitsphere.methods.build import build_method
-from unitsphere.methods.method import Method, Moment
-from unitsphere.methods.queue import KeyQueue
+from unitsphere.methods.build import build_learner
+from unitsphere.methods.learners.learner import Learner, Moment
+from unitsphere.modules.queue import KeyQueue
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.step import PlainStep, RecordedStep, TakeStep, compile_networks
 
@@ -147,7 +147,7 @@ def time_official(config: Config, device: torch.device, amp: bool) -> Row:
     views = random_views(config, device)
 
     def build() -> Take:
-        ours = build_method(config)
+        ours = build_learner(config)
         encoder = nn.Sequential(ours.online.backbone, ours.online.head)
         model = OfficialMoCo(encoder, ours.queue.keys, momentum=config.key_momentum, temperature=config.temperature).to(
             device
@@ -172,7 +172,7 @@ def time_unitsphere(config: Config, device: torch.device, compiled: bool, record
     return row | {"views_mib": round((BATCHES + recorded) * views / 2**20)}
 
 
-def time_queue(config: Config, device: torch.device, shared: Callable[[], Method], size: int) -> Row:
+def time_queue(config: Config, device: torch.device, shared: Callable[[], Learner], size: int) -> Row:
     """One method for all sizes of the queue."""
 
     def build() -> Take:
@@ -183,14 +183,14 @@ def time_queue(config: Config, device: torch.device, shared: Callable[[], Method
     return timed(build, config, device)
 
 
-def on_device(config: Config, device: torch.device, compiled: bool) -> Method:
-    method = build_method(config).to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+def on_device(config: Config, device: torch.device, compiled: bool) -> Learner:
+    method = build_learner(config).to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if compiled:
         compile_networks(method)
     return method
 
 
-def unitsphere_step(method: Method, config: Config, device: torch.device, recorded: bool) -> Take:
+def unitsphere_step(method: Learner, config: Config, device: torch.device, recorded: bool) -> Take:
     views = [
         [view.contiguous(memory_format=torch.channels_last) for view in views_of_one]
         for views_of_one in random_views(config, device, method.views)

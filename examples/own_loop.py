@@ -7,11 +7,11 @@ import torch
 from unitsphere.common.randomness import generator
 from unitsphere.data.loader import Loader
 from unitsphere.data.source import open_images
-from unitsphere.methods.method import Encoder
-from unitsphere.methods.queue import KeyQueue
-from unitsphere.methods.slow_copy import follow, slow_copy
 from unitsphere.modules.backbones import build_backbone
+from unitsphere.modules.encoder import Encoder
 from unitsphere.modules.heads import projection_head
+from unitsphere.modules.queue import KeyQueue
+from unitsphere.modules.slow_copy import follow, slow_copy
 from unitsphere.objectives import info_nce
 from unitsphere.views.apply import apply
 from unitsphere.views.draw import draw

@@ -9,8 +9,8 @@ from unitsphere.common.distributed import average, averaging_gradients, gather, 
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator
 from unitsphere.config.resolve import Layer, resolve
-from unitsphere.methods.build import build_method
-from unitsphere.methods.method import Moment
+from unitsphere.methods.build import build_learner
+from unitsphere.methods.learners.learner import Moment
 from unitsphere.modules.norms import groups_of
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.estimate import saved_bytes
@@ -48,7 +48,7 @@ def configured(fields, **more):
 
 def parts_of(fields):
     config = configured(fields)
-    method = build_method(config)
+    method = build_learner(config)
     smoothen(method)
     if config.accumulate > 1:
         method.split(config.accumulate)

@@ -17,7 +17,7 @@ from unitsphere.analysis import figures, training
 from unitsphere.analysis.geometry import class_alignment
 from unitsphere.analysis.gradient import bound_of, loss_and_gradient, powers_to
 from unitsphere.analysis.hardness import false_negatives, matching
-from unitsphere.analysis.inquiry import Inquiry
+from unitsphere.analysis.request import AnalysisRequest
 from unitsphere.analysis.similarity import similarity_and_variance
 from unitsphere.analysis.tsne import synthetic
 from unitsphere.common.errors import UsageError
@@ -147,17 +147,17 @@ def test_curves_are_means_over_steps_of_an_epoch(tmp_path: Path):
         {"step": 20, "epoch": 2, "loss": 3.0, "gradient_norm": 3.0, "knn": 50.0},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 3')
-    curves = training.measure(Run(tmp_path), Inquiry())["curves"]
+    curves = training.measure(Run(tmp_path), AnalysisRequest())["curves"]
     assert curves["loss"] == {"epochs": [1, 2], "values": [4.8, 3.0]}
     assert curves["knn"] == {"epochs": [2], "values": [50.0]}
     with pytest.raises(UsageError, match="no line"):
-        training.measure(Run(tmp_path / "nothing"), Inquiry())
+        training.measure(Run(tmp_path / "nothing"), AnalysisRequest())
 
 
 def test_the_particles_of_a_regression_are_drawn(tmp_path: Path):
     line = {"alignment": 0.5, "centroid_distance": 0.1, "uniformity": -2.0, "effective_rank": 9.0, "evenness": 0.1}
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 8, "epoch": 1, "loss": 1.0, **line}) + "\n")
-    figure = training.draw([training.measure(Run(tmp_path), Inquiry()) | {"name": "BYOL"}])
+    figure = training.draw([training.measure(Run(tmp_path), AnalysisRequest()) | {"name": "BYOL"}])
     drawn = {axes.get_ylabel(): [float(x.get_ydata()[0]) for x in axes.lines] for axes in figure.axes}
     assert drawn == {
         "squared distance": [0.5, 0.1],

@@ -13,9 +13,9 @@ import unitsphere
 from unitsphere.analysis import hardness, training
 from unitsphere.analysis.figures import colour
 from unitsphere.analysis.hardness import Asked
-from unitsphere.analysis.inquiry import Inquiry
-from unitsphere.methods.contrastive import Comparison, Contrastive
-from unitsphere.methods.method import Encoder
+from unitsphere.analysis.request import AnalysisRequest
+from unitsphere.methods.learners.contrastive import Comparison, ContrastiveLearner
+from unitsphere.modules.encoder import Encoder
 from unitsphere.objectives.mixing import Mixing, draw_parents
 from unitsphere.runs.run import Run
 
@@ -51,7 +51,7 @@ def asked_for(monkeypatch):
 
 
 def test_a_run_is_asked_with_its_own_mixing_after_its_warm_up(mochi, asked_for):
-    found = hardness.measure(mochi, Inquiry(), images=32, top=8)
+    found = hardness.measure(mochi, AnalysisRequest(), images=32, top=8)
     own = Mixing(20, 12, 12, False, False, "key", "key", True, 0.5, 0.4)
     assert asked_for == 4 * [own]  # two batches of two checkpoints
     assert found["mixing"] == [20, 12, 12]
@@ -61,21 +61,21 @@ def test_a_run_is_asked_with_its_own_mixing_after_its_warm_up(mochi, asked_for):
 
 
 def test_what_is_given_overrides_the_run_s_own_mixing_at_all_checkpoints(mochi, asked_for):
-    found = hardness.measure(mochi, Inquiry(), images=16, top=8, mixing=[8, 5, 0])
+    found = hardness.measure(mochi, AnalysisRequest(), images=16, top=8, mixing=[8, 5, 0])
     assert asked_for == 3 * [Mixing(8, 5, 0)] and found["mixing"] == [8, 5, 0]
     assert all("proxy_synthetic" in checkpoint for checkpoint in found["checkpoints"])
 
 
 def test_the_warm_up_is_counted_in_the_run_s_own_epochs(mochi):
     """Whatever images it is asked about."""
-    found = hardness.measure(mochi, Inquiry(data="shapes=600x16"), images=16, top=8)
+    found = hardness.measure(mochi, AnalysisRequest(data="shapes=600x16"), images=16, top=8)
     assert ["proxy_synthetic" in checkpoint for checkpoint in found["checkpoints"]] == [False, True, True]
 
 
 @pytest.mark.parametrize("given", [{"method": "moco-v2", "pairs": 0, "with_query": 0}, {"mixing_warmup": 3}])
 def test_a_run_that_did_not_mix_has_nothing_synthetic(given, tmp_path, asked_for):
     run = pretrained(tmp_path, **given)
-    found = hardness.measure(run, Inquiry(), images=16, top=8)
+    found = hardness.measure(run, AnalysisRequest(), images=16, top=8)
     assert not asked_for and not any("proxy_synthetic" in checkpoint for checkpoint in found["checkpoints"])
     assert (found["mixing"] is None) == (given.get("method") == "moco-v2")
 
@@ -84,7 +84,7 @@ def test_a_run_that_did_not_mix_has_nothing_synthetic(given, tmp_path, asked_for
 def test_the_oracle_s_run_mixes_no_entry_of_the_query_s_class(oracle, tmp_path):
     run = pretrained(tmp_path, oracle=oracle, mixing_warmup=0)
     for mixing in (None, [64, 50, 50]):
-        for checkpoint in hardness.measure(run, Inquiry(), images=48, top=16, mixing=mixing)["checkpoints"]:
+        for checkpoint in hardness.measure(run, AnalysisRequest(), images=48, top=16, mixing=mixing)["checkpoints"]:
             assert checkpoint["false_negatives"] > 0
             assert (checkpoint["one_false"] == 0) is (checkpoint["both_false"] == 0) is oracle
 
@@ -97,7 +97,7 @@ TAU = 0.3
 def asked(queries=40, size=30, keys=1, oracle=False):
     """Queries of 10 images in 3 classes beside a queue that has some of the images, and entries of none."""
     torch.manual_seed(0)
-    method = Contrastive(Encoder(torch.nn.Flatten(), torch.nn.Linear(4, 8)), temperature=TAU, key_momentum=0.9)
+    method = ContrastiveLearner(Encoder(torch.nn.Flatten(), torch.nn.Linear(4, 8)), temperature=TAU, key_momentum=0.9)
     query, keys, negatives = torch.randn(queries, 8), torch.randn(queries, keys, 8), torch.randn(size, 8)
     query, keys, negatives = (F.normalize(x, dim=-1) for x in (query, keys + 2 * query[:, None], negatives))
     images, owners, labels = torch.arange(queries) % 10, torch.arange(size) % 15 - 1, torch.arange(14) % 3
@@ -161,7 +161,7 @@ def test_the_proxy_task_with_synthetic_negatives_is_that_of_explicit_vectors(way
 
 
 def test_the_curves_of_training_have_what_was_mixed(mochi):
-    curves = training.measure(mochi, Inquiry())["curves"]
+    curves = training.measure(mochi, AnalysisRequest())["curves"]
     lines = [json.loads(line) for line in mochi.metrics_file.read_text().splitlines()]
     for name in ("accuracy_among_synthetic", "highest_negative", "highest_pair", "highest_with_query"):
         values = [line[name] for line in lines if line["epoch"] == 3]
@@ -172,7 +172,9 @@ def test_the_curves_of_training_have_what_was_mixed(mochi):
 
 def test_synthetic_negatives_are_drawn_beside_the_real_ones(mochi, tmp_path):
     plain = pretrained(tmp_path, "moco-v2", pairs=0, with_query=0, epochs=1)
-    runs = [training.measure(run, Inquiry()) | {"name": name} for run, name in ((mochi, "MoCHi"), (plain, "MoCo"))]
+    runs = [
+        training.measure(run, AnalysisRequest()) | {"name": name} for run, name in ((mochi, "MoCHi"), (plain, "MoCo"))
+    ]
     figure = training.draw(runs)
     panels = {axes.get_ylabel(): axes for axes in figure.axes}
     drawn = {label: [(x.get_color(), x.get_linestyle()) for x in axes.lines] for label, axes in panels.items()}

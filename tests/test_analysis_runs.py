@@ -16,8 +16,8 @@ from PIL import Image
 
 import unitsphere
 from unitsphere.analysis.analyse import analyse
-from unitsphere.analysis.inquiry import Inquiry
-from unitsphere.analysis.rehearsal import Rehearsal, Snapshot
+from unitsphere.analysis.replay import Replay, Snapshot
+from unitsphere.analysis.request import AnalysisRequest
 from unitsphere.cli import main
 from unitsphere.common.errors import UsageError
 from unitsphere.objectives.geometry import uniformity
@@ -63,13 +63,13 @@ def test_the_images_of_the_queue_follow_from_the_step(symmetric, tmp_path):
         "epochs": 1,
     }  # no multiple of a batch
     run = unitsphere.pretrain("moco-v2", data="shapes=100x16", out=tmp_path / "run", **settings)
-    rehearsal = Rehearsal(run, Inquiry(), 64)
+    replay = Replay(run, AnalysisRequest(), 64)
     snapshot = Snapshot.of(run.checkpoints()[-1][1], torch.device("cpu"))
-    owners, queue = rehearsal.queue_images(snapshot), snapshot.method.queue.keys
+    owners, queue = replay.queue_images(snapshot), snapshot.method.queue.keys
     make_views = make_views_of(run.config, 2, None)
     matched = torch.zeros(50, dtype=torch.bool)
     first = snapshot.step - 4
-    loader, batches = rehearsal.prepared.loader(rehearsal.prepared.images), rehearsal.prepared.plan.batches(first)
+    loader, batches = replay.prepared.loader(replay.prepared.images), replay.prepared.plan.batches(first)
     for step, (images, canvas) in enumerate(loader.batches(islice(batches, 4))):
         with torch.no_grad():
             keys = [snapshot.method.slow(view) for view in make_views(canvas, "views", first + step)]
@@ -81,20 +81,20 @@ def test_the_images_of_the_queue_follow_from_the_step(symmetric, tmp_path):
 
 
 def test_images_that_are_not_those_of_the_training_are_not_taken_for_them(run):
-    rehearsal = Rehearsal(run, Inquiry(data="shapes=150x16"), 32)
-    assert rehearsal.queue_images(Snapshot.of(run.checkpoints()[-1][1], torch.device("cpu"))) is None
+    replay = Replay(run, AnalysisRequest(data="shapes=150x16"), 32)
+    assert replay.queue_images(Snapshot.of(run.checkpoints()[-1][1], torch.device("cpu"))) is None
 
 
 def test_a_rehearsed_step_is_the_next_step_of_training(run):
-    rehearsal = Rehearsal(run, Inquiry(), 16)
+    replay = Replay(run, AnalysisRequest(), 16)
     step, path = run.checkpoints()[0]
     views = make_views_of(run.config, 2, None)
-    prepared = rehearsal.prepared
-    (rehearsal.chosen,) = islice(prepared.plan.batches(step), 1)
-    rehearsal.loader = prepared.loader(prepared.images.subset(rehearsal.chosen.numpy()))
-    rehearsal.make_views = lambda canvas, purpose, number: views(canvas, "views", step)
+    prepared = replay.prepared
+    (replay.chosen,) = islice(prepared.plan.batches(step), 1)
+    replay.loader = prepared.loader(prepared.images.subset(replay.chosen.numpy()))
+    replay.make_views = lambda canvas, purpose, number: views(canvas, "views", step)
     snapshot = Snapshot.of(path, torch.device("cpu"))
-    ((_, comparison),) = rehearsal.comparisons(snapshot)
+    ((_, comparison),) = replay.comparisons(snapshot)
     found = snapshot.method.health(comparison.first(16), {})
     (line,) = (each for each in map(json.loads, run.metrics_file.open()) if each["step"] == step + 1)
     for name in ("positive_similarity", "mutual_information_bound", "gradient_norm", "gradient_norm_bound"):
@@ -103,11 +103,11 @@ def test_a_rehearsed_step_is_the_next_step_of_training(run):
 
 def test_rehearsing_moves_nothing(run):
     snapshot = Snapshot.of(run.checkpoints()[-1][1], torch.device("cpu"))
-    rehearsal = Rehearsal(run, Inquiry(), 48)
-    list(islice(rehearsal.comparisons(snapshot), 1))  # makes the move of the next step
+    replay = Replay(run, AnalysisRequest(), 48)
+    list(islice(replay.comparisons(snapshot), 1))  # makes the move of the next step
     before = {name: tensor.clone() for name, tensor in snapshot.method.named_parameters()}
     queue = snapshot.method.queue.keys.clone()
-    assert len(list(rehearsal.comparisons(snapshot))) == 3
+    assert len(list(replay.comparisons(snapshot))) == 3
     assert all(torch.equal(tensor, before[name]) for name, tensor in snapshot.method.named_parameters())
     assert torch.equal(queue, snapshot.method.queue.keys)
 
@@ -131,7 +131,7 @@ def test_similarity_is_numpys_of_the_features_of_the_same_augmentations(run, tmp
     """Each pair of an image's five augmentations, and numpy's covariance of them; in batches of 12, 12 and 6 images."""
     options = {"images": 30, "augmentations": 5, "features": features, "batch_size": 12}
     (found,) = results([run], "similarity", tmp_path, **options)
-    ask = Inquiry(batch_size=12)
+    ask = AnalysisRequest(batch_size=12)
     subject, make = ask.subject(run, run.checkpoints()[-1][1], features), ask.views(run.config, 2)
     backbone, cosines, variances = subject.loaded.backbone.eval(), [], []
     loader = subject.loader(ask.images(run, "train", 30))
@@ -273,9 +273,9 @@ def test_data_that_was_moved_is_divided_as_the_run_divided_it(tmp_path):
     write_images(data / "grey", 30)
     fields = SMALL | {"epochs": 1, "holdout": 0.3, "classes": ["red", "blue"], "fraction": 0.5}
     run = unitsphere.pretrain("moco-v2", data=data, out=tmp_path / "run", **fields)
-    before = {split: list(Inquiry().images(run, split).names) for split in ("train", "val")}
+    before = {split: list(AnalysisRequest().images(run, split).names) for split in ("train", "val")}
     data.rename(tmp_path / "there")
     for split in ("train", "val"):
-        moved = Inquiry(tmp_path / "there").images(run, split)
+        moved = AnalysisRequest(tmp_path / "there").images(run, split)
         assert moved.names == before[split] and moved.classes == ("red", "blue")
     assert len(before["train"]) == 28 and len(before["val"]) == 12  # half of seven and of three tenths of 80

@@ -203,10 +203,10 @@ def test_training_leaves_the_evaluated_backbone_as_it_is(trained):
     """The backbone that is loaded is the one that was trained: features from the checkpoint by hand agree."""
     from unitsphere.data.loader import Loader
     from unitsphere.data.source import open_images
-    from unitsphere.methods.build import build_method
+    from unitsphere.methods.build import build_learner
 
     tensors, meta = trained.latest()
-    method = build_method(trained.config)
+    method = build_learner(trained.config)
     method.load_state_dict({k.removeprefix("method."): v for k, v in tensors.items() if k.startswith("method.")})
     loader = Loader(open_images(pictures(), holdout=0.0))
     by_hand = extract(method.backbone, loader, unitsphere.load_transform(trained))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from unitsphere.config.resolve import Layer, resolve
-from unitsphere.methods.build import build_method
+from unitsphere.methods.build import build_learner
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.step import PlainStep
 
@@ -25,7 +25,7 @@ def test_official_style_code_and_unitsphere_take_the_same_steps():
     """Two independent programs, equal weights, queue and views: the losses agree while training moves them."""
     settings = {"method": "moco-v2", "data": "shapes", "batch_size": 16, "queue_size": 32, "bn_groups": 1}
     config = resolve(Layer("test", settings | {"image_size": 16, "lr": 0.05, "weight_decay": 0.01})).config
-    ours, other = build_method(config), build_method(config)
+    ours, other = build_learner(config), build_learner(config)
     peer = OfficialMoCo(
         torch.nn.Sequential(other.online.backbone, other.online.head),
         other.queue.keys,

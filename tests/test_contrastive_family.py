@@ -14,13 +14,14 @@ from torch.utils._pytree import tree_leaves
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import lots
 from unitsphere.config.resolve import Layer, resolve
-from unitsphere.methods.build import build_method
-from unitsphere.methods.comparison import Comparison
-from unitsphere.methods.contrastive import Contrastive
-from unitsphere.methods.dispersion import Dispersion
-from unitsphere.methods.method import Encoder, Moment
-from unitsphere.methods.queue import KeyQueue
+from unitsphere.methods.build import build_learner
+from unitsphere.methods.learners.comparison import Comparison
+from unitsphere.methods.learners.contrastive import ContrastiveLearner
+from unitsphere.methods.learners.dispersion import Dispersion
+from unitsphere.methods.learners.learner import Moment
+from unitsphere.modules.encoder import Encoder
 from unitsphere.modules.norms import groups_of, part_batch_norms
+from unitsphere.modules.queue import KeyQueue
 from unitsphere.objectives import info_nce
 from unitsphere.objectives.mixing import Mixing
 
@@ -38,7 +39,7 @@ def method(queue_size=None, groups=1, **options):
     part_batch_norms(network, groups)
     queue = None if queue_size is None else KeyQueue(queue_size, D, generator=torch.Generator().manual_seed(1))
     settings = {"temperature": 0.2, "key_momentum": 0.9, "bn_groups": groups}
-    return Contrastive(network, queue=queue, **(settings | options))
+    return ContrastiveLearner(network, queue=queue, **(settings | options))
 
 
 def images(count, seed=2):
@@ -214,7 +215,7 @@ def test_keys_in_chunks_of_whole_groups_are_keys_at_once():
     fields = {"method": "jcl", "data": "shapes", "batch_size": 16, "image_size": 16, "keys": 4, "bn_groups": 1}
     for chunks in (3, 64, 100):  # does not divide the 64 keys; one key a pass; none in some
         with pytest.raises(UsageError, match="must divide the 64 keys of a step, with at least 2 a pass"):
-            build_method(resolve(Layer("test", fields | {"key_chunks": chunks})).config)
+            build_learner(resolve(Layer("test", fields | {"key_chunks": chunks})).config)
     frozen, chunked = method(20, keys=4).eval(), method(20, keys=4, key_chunks=3).eval()
     torch.testing.assert_close(frozen(views).loss, chunked(views).loss)
 
@@ -273,10 +274,10 @@ def test_keys_in_passes_are_encoded_without_a_copy_of_all_their_images(shuffled)
 @pytest.mark.parametrize(("keys", "passes"), [(1, 1), (2, 2), (3, 4), (5, 8), (7, 8), (9, 8)])
 def test_a_pass_of_keys_is_whole_groups_and_where_they_allow_it_no_more_than_one_key(keys, passes):
     fields = {"method": "jcl", "data": "shapes", "batch_size": 16, "image_size": 16, "queue_size": 32, "keys": keys}
-    built = build_method(resolve(Layer("test", fields | {"bn_groups": 8})).config)
+    built = build_learner(resolve(Layer("test", fields | {"bn_groups": 8})).config)
     assert built.key_chunks == passes and set(groups_of(built.slow)) == {8 // passes}
     assert set(groups_of(built.online)) == {8}
-    assert build_method(resolve(Layer("test", fields | {"bn_groups": 1})).config).key_chunks == 1
+    assert build_learner(resolve(Layer("test", fields | {"bn_groups": 1})).config).key_chunks == 1
 
 
 def test_telemetry_is_the_papers():
@@ -347,7 +348,7 @@ def test_the_oracle_lets_no_negative_of_the_same_class_count(source):
     classes = torch.tensor([0, 0, 1, 1, 2, 2, 0, 1])
     network, queue = encoder(), KeyQueue(20, D, labelled=True, generator=torch.Generator().manual_seed(1))
     options = {"temperature": 0.2, "key_momentum": 0.0, "oracle": True}
-    of = Contrastive(network, queue=queue if source == "queue" else None, **options)
+    of = ContrastiveLearner(network, queue=queue if source == "queue" else None, **options)
     views = images(2)
     step = of(views, {"labels": classes})
     of.finish(step)

@@ -7,7 +7,7 @@ from conftest import SMALL, command
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.config.resolve import Layer
 from unitsphere.data import loader
-from unitsphere.methods.build import build_method
+from unitsphere.methods.build import build_learner
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.runs.run import Run
 from unitsphere.training.estimate import (
@@ -64,7 +64,7 @@ def saved_on_the_way(method, views, inputs):
 @pytest.mark.parametrize("name", METHODS)
 def test_activations_are_those_of_a_real_step_of_the_whole_batch(name, tmp_path):
     config = scaled(prepared(tmp_path, METHODS[name]).config, 16)
-    method = build_method(config)
+    method = build_learner(config)
     views = [torch.randn(16, 3, 16, 16) for _ in range(method.views)]
     found = traced_bytes(config, method, "fp32")
     assert found == saved_on_the_way(method, views, inputs_of(config, method))
@@ -74,7 +74,7 @@ def test_activations_are_those_of_a_real_step_of_the_whole_batch(name, tmp_path)
 def test_what_stays_is_counted_as_it_is(name, tmp_path):
     ready = prepared(tmp_path, METHODS[name])
     memory = estimate_memory(ready, take_sample(ready))
-    method = build_method(ready.config)
+    method = build_learner(ready.config)
     optimizer = build_optimizer(ready.config, method)
     views = [torch.randn(16, 3, 16, 16) for _ in range(method.views)]
     PlainStep(method, optimizer)(views, inputs_of(ready.config, method), 0.1)
@@ -161,7 +161,7 @@ def test_hours_are_the_steps_times_what_one_takes(tmp_path):
 
 def test_what_cannot_be_traced_or_cannot_be_done_is_said(tmp_path):
     ready = prepared(tmp_path, METHODS["moco, symmetric"])
-    method = build_method(ready.config)
+    method = build_learner(ready.config)
     method.online.register_forward_hook(lambda module, given, out: out * float(out.detach().sum()))  # reads content
     with pytest.raises(UnitsphereError, match="cannot be traced"):
         traced_bytes(ready.config, method, "fp32")

@@ -10,7 +10,7 @@ import torch
 from conftest import command, write_images, write_labelled
 
 import unitsphere
-from unitsphere.analysis.inquiry import quiet
+from unitsphere.analysis.request import quiet
 from unitsphere.common.errors import UsageError
 from unitsphere.evaluation import subject
 from unitsphere.weights.loading import load

@@ -9,9 +9,9 @@ from torch.nn import functional as F
 
 import unitsphere
 from unitsphere.config.resolve import Layer, resolve
-from unitsphere.methods import contrastive
-from unitsphere.methods.build import build_method
-from unitsphere.methods.method import Moment
+from unitsphere.methods.build import build_learner
+from unitsphere.methods.learners import contrastive
+from unitsphere.methods.learners.learner import Moment
 from unitsphere.objectives.contrastive import NOTHING
 from unitsphere.objectives.mixing import Mixing, synthesise
 from unitsphere.optimisation.optimisers import build_optimizer
@@ -29,7 +29,7 @@ def resolved(**given):
 def built(**given):
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
-    return build_method(resolved(**given).config, backbone)
+    return build_learner(resolved(**given).config, backbone)
 
 
 def photos(seed=0, noise=0.5):

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from unitsphere.methods.comparison import Comparison
-from unitsphere.methods.contrastive import Contrastive
-from unitsphere.methods.method import Encoder, Moment
-from unitsphere.methods.queue import KeyQueue
+from unitsphere.methods.learners.comparison import Comparison
+from unitsphere.methods.learners.contrastive import ContrastiveLearner
+from unitsphere.methods.learners.learner import Moment
+from unitsphere.modules.encoder import Encoder
 from unitsphere.modules.norms import part_batch_norms
+from unitsphere.modules.queue import KeyQueue
 
 
 def encoder(seed=0):
@@ -25,7 +26,7 @@ def moco(**options):
     network = encoder()
     part_batch_norms(network, options.get("bn_groups", 1))
     queue = KeyQueue(options.pop("queue_size", 20), 8, generator=torch.Generator().manual_seed(1))
-    return Contrastive(network, queue=queue, temperature=0.2, key_momentum=0.9, **options)
+    return ContrastiveLearner(network, queue=queue, temperature=0.2, key_momentum=0.9, **options)
 
 
 def batches(count, n=8):
@@ -92,7 +93,7 @@ def test_both_directions_in_one_pass_are_the_two_one_by_one():
         part_batch_norms(network, 4, batches=2 if together else 1)
         queue = KeyQueue(20, 8, generator=torch.Generator().manual_seed(1))
         settings = {"temperature": 0.2, "key_momentum": 0.9, "symmetric": True, "bn_groups": 4}
-        method = Contrastive(network, queue=queue, together=together, **settings)
+        method = ContrastiveLearner(network, queue=queue, together=together, **settings)
         step = method(views, given)
         step.loss.backward()
         found.append([step.loss.detach(), step.keep["keys"], *[p.grad for p in method.online.parameters()]])

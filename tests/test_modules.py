@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from unitsphere.common.errors import UsageError
-from unitsphere.methods.queue import KeyQueue
-from unitsphere.methods.slow_copy import follow, slow_copy
 from unitsphere.modules.backbones import TINY, StemConv, build_backbone, feature_dim, wide_resnet50
 from unitsphere.modules.heads import projection_head
 from unitsphere.modules.norms import GroupedBatchNorm, part_batch_norms
+from unitsphere.modules.queue import KeyQueue
+from unitsphere.modules.slow_copy import follow, slow_copy
 from unitsphere.weights import loading
 
 

@@ -12,9 +12,9 @@ from torch.utils.data import Dataset
 import unitsphere
 from unitsphere.common.randomness import generator
 from unitsphere.config.resolve import Layer, resolve
-from unitsphere.methods.build import build_method
-from unitsphere.methods.dispersion import brownian_directions
-from unitsphere.methods.method import Moment
+from unitsphere.methods.build import build_learner
+from unitsphere.methods.learners.dispersion import brownian_directions
+from unitsphere.methods.learners.learner import Moment
 from unitsphere.objectives.regression import (
     brownian_loss,
     centroid_loss,
@@ -29,7 +29,7 @@ SINGULAR = {"nuclear": nuclear_loss, "gram": gram_loss, "correlation": correlati
 
 
 def built(method, **fields):
-    return build_method(resolve(Layer("test", {"method": method, "data": "shapes"} | SMALL | fields)).config)
+    return build_learner(resolve(Layer("test", {"method": method, "data": "shapes"} | SMALL | fields)).config)
 
 
 def one_step(method, count):

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from unitsphere.config.resolve import Layer, resolve
-from unitsphere.methods.build import build_method
-from unitsphere.methods.method import Moment
+from unitsphere.methods.build import build_learner
+from unitsphere.methods.learners.learner import Moment
 from unitsphere.optimisation.optimisers import LARS, build_optimizer, parameter_groups
 from unitsphere.runs.checkpoint import load_checkpoint, save_checkpoint
 from unitsphere.training.step import PlainStep
@@ -65,7 +65,7 @@ def test_lars_follows_the_papers_rule(excluding, tensor_rate):
 
 def test_biases_and_norms_are_apart_where_they_are_not_decayed():
     config = resolve(Layer("test", {"method": "byol", "data": "shapes", "optimizer": "lars"})).config
-    method = build_method(config)
+    method = build_learner(config)
     matrices, vectors = build_optimizer(config, method).param_groups
     assert all(parameter.dim() > 1 for parameter in matrices["params"])
     norms = [m for m in [*method.online.modules(), *method.predictor.modules()] if isinstance(m, nn.BatchNorm1d)]
@@ -85,7 +85,7 @@ def test_biases_and_norms_are_apart_where_they_are_not_decayed():
 )
 def test_what_is_decayed_can_be_chosen(fields, groups):
     config = resolve(Layer("test", {"method": "moco-v2", "data": "shapes"} | fields)).config
-    assert len(build_optimizer(config, build_method(config)).param_groups) == groups
+    assert len(build_optimizer(config, build_learner(config)).param_groups) == groups
 
 
 TINY = {"method": "moco-v2", "data": "shapes", "batch_size": 16, "queue_size": 64, "image_size": 16}
@@ -93,7 +93,7 @@ TINY = {"method": "moco-v2", "data": "shapes", "batch_size": 16, "queue_size": 6
 
 def tiny(precision="fp32", **fields):
     config = resolve(Layer("test", TINY | fields)).config
-    method = build_method(config)
+    method = build_learner(config)
     return method, PlainStep(method, build_optimizer(config, method), precision=precision)
 
 
@@ -163,7 +163,7 @@ def test_a_recorded_step_of_lars_and_byol_equals_the_plain_one():
     for recorded in (False, True):
         config = resolve(Layer("test", {"method": "byol", "data": "shapes", "optimizer": "lars", "batch_size": 16}))
         config = config.config
-        method = build_method(config).to("cuda", memory_format=torch.channels_last)
+        method = build_learner(config).to("cuda", memory_format=torch.channels_last)
         taken = PlainStep(method, build_optimizer(config, method))
         losses = []
         for number in range(5):

@@ -22,8 +22,8 @@ from unitsphere.common.randomness import generator
 from unitsphere.config.catalogue import family_of
 from unitsphere.config.families import families_of
 from unitsphere.config.resolve import Layer, resolve
-from unitsphere.methods.build import build_method
-from unitsphere.methods.method import Moment
+from unitsphere.methods.build import build_learner
+from unitsphere.methods.learners.learner import Moment
 from unitsphere.runs.run import Run
 from unitsphere.training.prepare import prepare
 from unitsphere.training.summary import OnlineKNN
@@ -87,7 +87,7 @@ def train(fields, device="cpu") -> dict[str, torch.Tensor]:
     """A few steps of this process's share of the batch. In float64: in float32 a sum in another order can grow a
     thousandfold in three steps on so small a batch."""
     config = resolve(Layer("test", small_for(fields["method"]) | fields)).config
-    method = build_method(config).to(device, torch.float64)
+    method = build_learner(config).to(device, torch.float64)
     forward = averaging_gradients(method)
     trained = [parameter for parameter in method.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=config.learning_rate, momentum=0.9)
@@ -165,7 +165,7 @@ def knn_of(folder, data):
     fields = {**SMALL, "method": "moco-v2", "data": data, "device": "cpu", "bn_groups": 2, "normalise": "half"}
     prepared = prepare(Run(folder / "run"), Layer("test", fields | {"resident": False}), None, resume=False)
     prepared.settle_statistics(loader := prepared.loader(prepared.images))
-    return OnlineKNN(prepared).measure(loader, build_method(prepared.config))
+    return OnlineKNN(prepared).measure(loader, build_learner(prepared.config))
 
 
 def shared_knn(folder):

@@ -6,8 +6,8 @@ import torch
 from unitsphere.common.randomness import generator
 from unitsphere.config.resolve import Layer, policies, resolve
 from unitsphere.evaluation.linear import PROTOCOLS
-from unitsphere.methods.build import build_method
-from unitsphere.methods.method import Moment
+from unitsphere.methods.build import build_learner
+from unitsphere.methods.learners.learner import Moment
 from unitsphere.studies import find
 
 
@@ -62,7 +62,7 @@ def test_jcls_linear_row_is_its_supplements():
 
 def small(**fields):
     usual = {"batch_size": 16, "image_size": 16, "queue_size": 32, "dim": 8, "keys": 3, "variance_weight": 4.0}
-    return build_method(config_of("jcl", "shapes", **(usual | fields)))
+    return build_learner(config_of("jcl", "shapes", **(usual | fields)))
 
 
 @pytest.mark.parametrize(("ramp", "weights"), [(True, [0.4, 2.0, 4.0]), (False, [4.0, 4.0, 4.0])])

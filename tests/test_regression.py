@@ -17,11 +17,11 @@ import unitsphere
 from unitsphere.common.distributed import average, averaging_gradients, gather, mine
 from unitsphere.common.randomness import generator
 from unitsphere.config.resolve import Layer, policies, resolve
-from unitsphere.methods.build import build_method
-from unitsphere.methods.dispersion import Dispersion, brownian_directions
-from unitsphere.methods.method import Moment
-from unitsphere.methods.slow_copy import follow, momentum_at
+from unitsphere.methods.build import build_learner
+from unitsphere.methods.learners.dispersion import Dispersion, brownian_directions
+from unitsphere.methods.learners.learner import Moment
 from unitsphere.modules.heads import projection_head
+from unitsphere.modules.slow_copy import follow, momentum_at
 from unitsphere.objectives.geometry import alignment, effective_rank, evenness, uniformity
 from unitsphere.objectives.regression import (
     SINGULAR_LOSSES,
@@ -238,7 +238,7 @@ def test_forces_attach_to_a_contrastive_method_and_not_to_its_reported_loss():
 def small(method, **fields):
     usual = {"method": method, "data": "shapes", "batch_size": 16, "image_size": 16, "warmup_epochs": 0}
     config = resolve(Layer("test", usual | fields)).config
-    return config, build_method(config)
+    return config, build_learner(config)
 
 
 def views_of(count, seed=0, n=16):

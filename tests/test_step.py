@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from unitsphere.config.resolve import Layer, resolve
-from unitsphere.methods.build import build_method
-from unitsphere.methods.method import Moment
+from unitsphere.methods.build import build_learner
+from unitsphere.methods.learners.learner import Moment
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.step import PlainStep, RecordedStep, compile_networks, set_rate
 
@@ -15,7 +15,7 @@ def parts(device="cpu", **fields):
     if fields.get("method", "moco-v2") == "moco-v2":
         settings |= {"queue_size": 64, "bn_groups": 4}
     config = resolve(Layer("test", settings | fields)).config
-    method = build_method(config).to(device=device, memory_format=torch.channels_last)
+    method = build_learner(config).to(device=device, memory_format=torch.channels_last)
     return config, method, build_optimizer(config, method)
 
 

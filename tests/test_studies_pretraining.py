@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from unitsphere.analysis.analyse import ANALYSES
-from unitsphere.analysis.inquiry import Inquiry
+from unitsphere.analysis.request import AnalysisRequest
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.evaluation.evaluate import evaluate
 from unitsphere.runs.run import Run
@@ -254,7 +254,7 @@ def test_a_cell_can_be_a_number_of_an_analysis(tmp_path):
     results = run_study(study, tmp_path, device="cpu")
     (_, run), (_, same) = kept_of(tmp_path, results, 0), kept_of(tmp_path, results, 1)
     assert run == same
-    ask = Inquiry("shapes=128x16", CPU)
+    ask = AnalysisRequest("shapes=128x16", CPU)
     asked = ANALYSES["geometry"].measure(Run.open(run), ask, positives="views")
     assert results["cells"][0]["value"] == asked["checkpoints"][-1]["uniformity"] < 0
     alike = ANALYSES["similarity"].measure(Run.open(run), ask, augmentations=4)

@@ -12,13 +12,13 @@ import unitsphere
 from unitsphere.common.errors import UsageError
 from unitsphere.common.terminal import describe
 from unitsphere.config.resolve import Layer, resolve
-from unitsphere.methods.build import build_method
+from unitsphere.methods.build import build_learner
 from unitsphere.training.loop import Stopped
 
 
 def small(**fields):
     usual = {"method": "supervised", "data": "shapes", "image_size": 16, "batch_size": 16}
-    return build_method(resolve(Layer("test", usual | fields)).config)
+    return build_learner(resolve(Layer("test", usual | fields)).config)
 
 
 def test_the_loss_is_cross_entropy_and_the_accuracy_counts_what_is_right():

@@ -16,8 +16,8 @@ from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.config.resolve import Layer, resolve
 from unitsphere.config.sizing import Facts
 from unitsphere.data.source import open_images
-from unitsphere.methods.build import build_method
-from unitsphere.methods.method import Moment
+from unitsphere.methods.build import build_learner
+from unitsphere.methods.learners.learner import Moment
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.runs.checkpoint import load_checkpoint, restore_training_state, save_checkpoint, training_state
 from unitsphere.runs.run import Run
@@ -41,7 +41,7 @@ def test_a_checkpoint_gives_back_values_and_memory_layouts(optimizer, tmp_path):
     config = resolve(Layer("test", {"method": "moco-v2", "data": "shapes", "optimizer": optimizer} | SMALL)).config
 
     def fresh():
-        method = build_method(config).to(memory_format=torch.channels_last)
+        method = build_learner(config).to(memory_format=torch.channels_last)
         return method, build_optimizer(config, method)
 
     method, used = fresh()

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 import unitsphere
 from unitsphere.analysis import hardness
-from unitsphere.analysis.inquiry import Inquiry
+from unitsphere.analysis.request import AnalysisRequest
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator
 from unitsphere.config.resolve import Layer, resolve
@@ -22,8 +22,8 @@ from unitsphere.data.source import open_images
 from unitsphere.evaluation.linear import PROTOCOLS, LinearProtocol, linear
 from unitsphere.evaluation.protocols import adapted
 from unitsphere.features.extract import CachedFeatures
-from unitsphere.methods.build import build_method
-from unitsphere.methods.method import Moment
+from unitsphere.methods.build import build_learner
+from unitsphere.methods.learners.learner import Moment
 from unitsphere.modules.norms import part_batch_norms
 from unitsphere.objectives.contrastive import NOTHING
 from unitsphere.objectives.mixing import Mixing, synthesise
@@ -99,7 +99,7 @@ def test_online_k_nn_takes_the_images_that_have_labels(tmp_path):
 
 def test_an_oracle_s_run_is_looked_at_with_the_images_that_it_saw(tmp_path):
     run = unitsphere.pretrain("moco-v2", data=PartlyLabelled(), out=tmp_path, epochs=2, oracle=True, **CONTRASTIVE)
-    ask = Inquiry(data=PartlyLabelled(), latest_only=True)
+    ask = AnalysisRequest(data=PartlyLabelled(), latest_only=True)
     (found,) = hardness.measure(run, ask, images=32, top=8)["checkpoints"]
     assert found["chance"] > 0  # whose keys the queue holds is known
     assert "mutual_information_bound" not in run.metrics_file.read_text()  # negatives that depend on the query: none
@@ -143,7 +143,7 @@ def test_an_svm_takes_classes_without_names():
 def vanilla(positives, **fields):
     given = {"method": "jcl-vanilla", "data": "shapes", "keys": 4, "positives": positives, **CONTRASTIVE, **fields}
     config = resolve(Layer("test", given)).config
-    method = build_method(config).train()
+    method = build_learner(config).train()
     torch.manual_seed(1)
     views = [torch.randn(16, 3, 16, 16) for _ in range(method.views)]
     return method(views, method.inputs(16, Moment(0, 1, 0, 1), generator(0, "step", 0)))
@@ -160,7 +160,7 @@ def test_forces_act_on_a_repeated_query_once(force):
 def test_repeated_queries_are_looked_at_as_those_of_their_images(tmp_path):
     given = CONTRASTIVE | {"data": "shapes=60x16", "epochs": 4, "keys": 4}
     run = unitsphere.pretrain("jcl-vanilla", out=tmp_path, positives="repeated", **given)
-    (found,) = hardness.measure(run, Inquiry(latest_only=True), images=16, top=8)["checkpoints"]
+    (found,) = hardness.measure(run, AnalysisRequest(latest_only=True), images=16, top=8)["checkpoints"]
     assert found["queries"] == 64
 
 

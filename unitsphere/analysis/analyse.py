@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unitsphere.analysis import figures, geometry, gradient, hardness, similarity, training, tsne
-from unitsphere.analysis.inquiry import Inquiry
+from unitsphere.analysis.request import AnalysisRequest
 from unitsphere.common.devices import memory_errors, pick_device
 from unitsphere.common.errors import UsageError, check_word
 from unitsphere.common.extras import require
@@ -29,8 +29,8 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Analysis:
-    """measure: a run and an Inquiry to numbers, its keywords being what can be set; draw: the numbers of several runs
-    to a figure; needs: what must be installed."""
+    """measure: a run and an AnalysisRequest to numbers, its keywords being what can be set; draw: the numbers of
+    several runs to a figure; needs: what must be installed."""
 
     measure: Callable[..., Result]
     draw: Callable[[Sequence[Result]], Figure]
@@ -90,7 +90,7 @@ def analyse(
     for package in analysis.needs:
         require(package, "drawing figures")
     with bars() as progress, memory_errors("Lower --batch-size or --images."):
-        ask = Inquiry(data, pick_device(device), seed, batch_size, progress)
+        ask = AnalysisRequest(data, pick_device(device), seed, batch_size, progress)
         found = [analysis.measure(run, ask, **options) for run in opened] or [analysis.measure(ask, **options)]
     results = [result | {"name": name} for result, name in zip(found, names or names_of(opened), strict=True)]
     where = [str(run.path) for run in opened] or [""]

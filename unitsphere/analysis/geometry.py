@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from unitsphere.analysis.figures import colour, name_runs, panels
-from unitsphere.analysis.inquiry import Inquiry, number
+from unitsphere.analysis.request import AnalysisRequest, number
 from unitsphere.common.errors import UsageError, check_word
 from unitsphere.data.images import Images, refuse_multi_label
 from unitsphere.evaluation.evaluate import Subject, check_features
@@ -44,7 +44,7 @@ def class_alignment(x: Tensor, labels: Tensor) -> Tensor:
 
 def measure(
     run: Run,
-    ask: Inquiry,
+    ask: AnalysisRequest,
     *,
     positives: str = "class",
     images: int = 32_768,
@@ -83,7 +83,7 @@ def of_images(subject: Subject, images: Images) -> Tensor:
     return subject.features(subject.loader(images), f"features, epoch {subject.loaded.epoch}")
 
 
-def of_views(run: Run, ask: Inquiry, subject: Subject, images: Images) -> tuple[Tensor, Tensor]:
+def of_views(run: Run, ask: AnalysisRequest, subject: Subject, images: Images) -> tuple[Tensor, Tensor]:
     """(N, F) of one view of each image, and of another; NaN where one could not be read."""
     loader, make = subject.loader(images), ask.views(run.config, 2)
     progress = ask.progress(f"views, epoch {subject.loaded.epoch}", len(images))

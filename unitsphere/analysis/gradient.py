@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from unitsphere.analysis.figures import colour, counted, epoch_label, panels, shade
-from unitsphere.analysis.inquiry import Inquiry, number
-from unitsphere.analysis.rehearsal import Rehearsal, Snapshot, contrastive
+from unitsphere.analysis.replay import Replay, Snapshot, contrastive
+from unitsphere.analysis.request import AnalysisRequest, number
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator, lots
 from unitsphere.objectives import info_nce
@@ -51,7 +51,12 @@ def bound_of(
 
 
 def measure(
-    run: Run, ask: Inquiry, *, images: int = 4096, negatives: Sequence[int] | None = None, alpha: float | None = None
+    run: Run,
+    ask: AnalysisRequest,
+    *,
+    images: int = 4096,
+    negatives: Sequence[int] | None = None,
+    alpha: float | None = None,
 ) -> Result:
     """For each checkpoint and K: mean and deviation over queries of |dL/dq|, Theorem 2's bound, the loss and the
     mutual-information bound log(1 + alpha) - L, plain and with EqCo. alpha: by default the queue's size."""
@@ -66,8 +71,8 @@ def measure(
     if alpha <= 0:
         raise UsageError(f"alpha: given {alpha:g}; it must be greater than 0.")
     paths = ask.checkpoints(run)
-    rehearsal = Rehearsal(run, ask, images)
-    checkpoints = [of_checkpoint(rehearsal, Snapshot.of(path, ask.device), counts, alpha) for path in paths]
+    replay = Replay(run, ask, images)
+    checkpoints = [of_checkpoint(replay, Snapshot.of(path, ask.device), counts, alpha) for path in paths]
     return {"temperature": config.temperature, "queue_size": size, "alpha": alpha, "checkpoints": checkpoints}
 
 
@@ -76,10 +81,10 @@ def powers_to(size: int) -> list[int]:
     return [*(k for k in (4**power for power in range(2, 16)) if k < size), size]
 
 
-def of_checkpoint(rehearsal: Rehearsal, snapshot: Snapshot, counts: Sequence[int], alpha: float) -> Result:
+def of_checkpoint(replay: Replay, snapshot: Snapshot, counts: Sequence[int], alpha: float) -> Result:
     tau = snapshot.method.temperature
     found: dict[tuple[str, int], list[Tensor]] = {(kind, k): [] for kind in ("plain", "eqco") for k in counts}
-    for asked in few_queries(rehearsal, snapshot):
+    for asked in few_queries(replay, snapshot):
         for kind, k in found:
             met = (asked.order < k) & asked.allowed
             number_met = met.sum(1).to(asked.query.dtype)
@@ -106,12 +111,12 @@ class Asked(NamedTuple):
     allowed: Tensor
 
 
-def few_queries(rehearsal: Rehearsal, snapshot: Snapshot) -> Iterator[Asked]:
+def few_queries(replay: Replay, snapshot: Snapshot) -> Iterator[Asked]:
     """A few queries at a time, so that their scores stay small."""
-    queue, owners = snapshot.method.queue, rehearsal.queue_images(snapshot)
+    queue, owners = snapshot.method.queue, replay.queue_images(snapshot)
     assert queue is not None
-    for batch, (images, found) in enumerate(rehearsal.comparisons(snapshot)):
-        lot = torch.randint(2**62, (), generator=generator(rehearsal.ask.seed, "analysis-negatives", batch))
+    for batch, (images, found) in enumerate(replay.comparisons(snapshot)):
+        lot = torch.randint(2**62, (), generator=generator(replay.ask.seed, "analysis-negatives", batch))
         for rows in torch.arange(len(images), device=images.device).split(max(1, SCORES_AT_ONCE // len(queue))):
             own = images[rows, None] == (images.new_full((len(queue),), -1) if owners is None else owners)
             tickets = lots(lot.to(rows.device), rows, len(queue)).masked_fill(own, 2**62)

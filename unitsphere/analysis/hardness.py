@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from unitsphere.analysis.figures import colour, epoch_label, name_lines, name_runs, over_epochs, panels, shade
-from unitsphere.analysis.inquiry import Inquiry, number, numbers, three
-from unitsphere.analysis.rehearsal import Rehearsal, Snapshot, contrastive
+from unitsphere.analysis.replay import Replay, Snapshot, contrastive
+from unitsphere.analysis.request import AnalysisRequest, number, numbers, three
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator
 from unitsphere.methods.build import mixing as mixing_of
-from unitsphere.methods.contrastive import Comparison, Contrastive
+from unitsphere.methods.learners.contrastive import Comparison, ContrastiveLearner
 from unitsphere.objectives.contrastive import NOTHING, scores
 from unitsphere.objectives.mixing import Mixing, false_parents, highest_score, proxy_accuracy, synthesise
 from unitsphere.runs.run import Run
@@ -52,7 +52,7 @@ def false_negatives(
 
 
 def measure(
-    run: Run, ask: Inquiry, *, images: int = 4096, top: int = 1024, mixing: Sequence[int] | None = None
+    run: Run, ask: AnalysisRequest, *, images: int = 4096, top: int = 1024, mixing: Sequence[int] | None = None
 ) -> Result:
     """Means over queries for each checkpoint; shares in percent. What needs labels is left out where there are none.
     mixing: (N, s, s') of MoCHi, to look also at what it would add to the negatives; None: what the run itself mixes, in
@@ -65,24 +65,24 @@ def measure(
         hardest, pairs, with_query = three(mixing)
         rules = Mixing(hardest=hardest, pairs=pairs, with_query=with_query)
     paths = ask.checkpoints(run)
-    rehearsal = Rehearsal(run, ask, images)
+    replay = Replay(run, ask, images)
     found = []
     for path in paths:
         snapshot = Snapshot.of(path, ask.device)
         mixes = mixing is not None or bool(snapshot.method.phase(snapshot.moment))
-        found.append(of_checkpoint(rehearsal, snapshot, top, rules if mixes else None))
+        found.append(of_checkpoint(replay, snapshot, top, rules if mixes else None))
     sizes = None if rules is None else [rules.hardest, rules.pairs, rules.with_query]
     return {"temperature": config.temperature, "mixing": sizes, "checkpoints": found}
 
 
-def of_checkpoint(rehearsal: Rehearsal, snapshot: Snapshot, top: int, mixing: Mixing | None = None) -> Result:
+def of_checkpoint(replay: Replay, snapshot: Snapshot, top: int, mixing: Mixing | None = None) -> Result:
     sums: dict[str, Tensor] = {}
     queries = size = 0
-    owners, labels = rehearsal.queue_images(snapshot), rehearsal.labels
-    for batch, (images, found) in enumerate(rehearsal.comparisons(snapshot)):
+    owners, labels = replay.queue_images(snapshot), replay.labels
+    for batch, (images, found) in enumerate(replay.comparisons(snapshot)):
         size = len(found.negatives)
         of = owners if snapshot.method.queue is not None else images.repeat(size // len(images))
-        lot = torch.randint(2**62, (), generator=generator(rehearsal.ask.seed, "analysis-mixing", batch))
+        lot = torch.randint(2**62, (), generator=generator(replay.ask.seed, "analysis-mixing", batch))
         for rows in torch.arange(len(images), device=images.device).split(max(1, SCORES_AT_ONCE // size)):
             asked = Asked.of(found, rows, images, of, labels, snapshot.method)
             means = of_negatives(asked, min(top, size))
@@ -121,7 +121,7 @@ class Asked(NamedTuple):
         images: Tensor,
         owners: Tensor | None,
         labels: Tensor | None,
-        method: Contrastive,
+        method: ContrastiveLearner,
     ) -> Asked:
         """images: (N,), owners: (K,), of which images all queries and the negatives are; labels: of all images."""
         others = torch.ones(len(rows), len(found.negatives), dtype=torch.bool, device=rows.device)

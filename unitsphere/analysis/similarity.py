@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from unitsphere.analysis.figures import colour, panels
-from unitsphere.analysis.inquiry import Inquiry, number
+from unitsphere.analysis.request import AnalysisRequest, number
 from unitsphere.common.errors import UsageError
 from unitsphere.data.images import Images
 from unitsphere.evaluation.evaluate import Subject, check_features
@@ -44,7 +44,7 @@ def similarity_and_variance(features: Iterable[Tensor]) -> tuple[Tensor, Tensor]
 
 def measure(
     run: Run,
-    ask: Inquiry,
+    ask: AnalysisRequest,
     *,
     images: int = 32_768,
     augmentations: int = 32,
@@ -71,7 +71,7 @@ def measure(
 
 
 def each_image(
-    run: Run, ask: Inquiry, subject: Subject, images: Images, augmentations: int
+    run: Run, ask: AnalysisRequest, subject: Subject, images: Images, augmentations: int
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Batch by batch: similarity (n,) and mean variance (n,) of the readable images, and D."""
     loader, backbone = subject.loader(images), subject.loaded.backbone.to(ask.device)

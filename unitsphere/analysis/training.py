@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from unitsphere.analysis.figures import colour, from_zero, name_lines, name_runs, over_epochs, panels
-from unitsphere.analysis.inquiry import Inquiry, number
+from unitsphere.analysis.request import AnalysisRequest, number
 from unitsphere.common.errors import UsageError
 from unitsphere.runs.run import Run
 from unitsphere.training.telemetry import read_metrics
@@ -44,7 +44,7 @@ DEVIATION = "gradient_norm_deviation"  # drawn with the norm
 Result = dict[str, Any]
 
 
-def measure(run: Run, ask: Inquiry) -> Result:
+def measure(run: Run, ask: AnalysisRequest) -> Result:
     """For each name the epochs it was logged in, and its mean over each; a line of metrics.jsonl counts as often as it
     has steps."""
     sums: dict[str, dict[int, list[float]]] = {}

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from unitsphere.analysis.figures import panels
-from unitsphere.analysis.inquiry import Inquiry, numbers, three
+from unitsphere.analysis.request import AnalysisRequest, numbers, three
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator
 
@@ -41,7 +41,7 @@ def synthetic(query: Tensor, hardest: Tensor, pairs: int, with_query: int, draws
     ]
 
 
-def measure(ask: Inquiry, *, points: int = 500, dim: int = 32, mixing: Sequence[int] = (50, 50, 25)) -> Result:
+def measure(ask: AnalysisRequest, *, points: int = 500, dim: int = 32, mixing: Sequence[int] = (50, 50, 25)) -> Result:
     """Places in the plane of all points, by kind. mixing: (N, s, s')."""
     hardest, pairs, with_query = three(mixing)
     if not 2 <= hardest <= points:

@@ -37,8 +37,8 @@ def add_command(commands: Any, name: str, run: Any, help: str, **more: Any) -> a
 
 
 def print_broken(broken: dict[str, str]) -> None:
+    from unitsphere.common.text import printable
     from unitsphere.data.broken import describe
-    from unitsphere.data.images import printable
 
     for line in describe(broken):
         print(printable(line), file=sys.stderr)

@@ -50,8 +50,8 @@ def in_split(count: int, split: str) -> str:
 
 
 def run_pack(options: argparse.Namespace) -> None:
+    from unitsphere.common.text import printable
     from unitsphere.data.commands import pack_data
-    from unitsphere.data.images import printable
 
     packed = pack_data(options.data, options.out, size=options.size, quality=options.quality,
                        max_broken=options.max_broken)  # fmt: skip

@@ -188,7 +188,7 @@ def add_embed(commands: Any) -> None:
 
 
 def run_embed(options: argparse.Namespace) -> None:
-    from unitsphere.data.images import printable
+    from unitsphere.common.text import printable
     from unitsphere.evaluation.embed import embed
 
     if not (options.out or options.neighbours or options.duplicates):

@@ -61,7 +61,7 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 @contextmanager
-def beside(device: torch.device) -> Iterator[Callable[[], None]]:
+def on_side_stream(device: torch.device) -> Iterator[Callable[[], None]]:
     """What is asked of a card within goes on beside what is asked of it afterwards, until the function given is called,
     which waits for it (on the card: the host does not)."""
     if device.type != "cuda":

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from unitsphere.data.images import printable
+from unitsphere.common.text import printable
 
 QUIET_SECONDS = 10.0  # between plain lines
 MakeProgress = Callable[[str, int], Callable[[int], None]]  # (title, total) -> what to call with the number done

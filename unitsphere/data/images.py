@@ -82,10 +82,5 @@ def images_in_files(
     return Images(name, names, labels, classes, read)
 
 
-def printable(name: str) -> str:
-    """The name as text: a file's name may hold bytes that are none."""
-    return name.encode(errors="backslashreplace").decode()
-
-
 #: The splits of a data set by name, opened when asked for: "train" and "val", or one that is not yet divided.
 Splits = dict[str, Callable[[], Images]]

@@ -18,7 +18,7 @@ from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.common.extras import require
 from unitsphere.common.files import refuse_unwritable, replacing
 from unitsphere.common.randomness import generator
-from unitsphere.data.images import printable
+from unitsphere.common.text import printable
 from unitsphere.data.loader import Loader
 from unitsphere.features.inputs import usable_rows
 from unitsphere.features.knn import neighbours

@@ -10,20 +10,21 @@ from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator, stream
 from unitsphere.config.families import Config, ContrastiveConfig, EmbeddingConfig, RegressionConfig, SupervisedConfig
 from unitsphere.config.fields import DispersionFields
-from unitsphere.methods.contrastive import Contrastive
-from unitsphere.methods.dispersion import Dispersion
-from unitsphere.methods.method import Encoder, Method, Projection
-from unitsphere.methods.queue import KeyQueue
-from unitsphere.methods.regression import Regression
-from unitsphere.methods.supervised import Supervised
+from unitsphere.methods.learners.contrastive import ContrastiveLearner
+from unitsphere.methods.learners.dispersion import Dispersion
+from unitsphere.methods.learners.learner import Learner
+from unitsphere.methods.learners.regression import RegressionLearner
+from unitsphere.methods.learners.supervised import SupervisedLearner
 from unitsphere.modules.backbones import build_backbone, feature_dim
+from unitsphere.modules.encoder import Encoder, Projection
 from unitsphere.modules.heads import projection_head
 from unitsphere.modules.image_norms import use_norm
 from unitsphere.modules.norms import batch_norms, part_batch_norms
+from unitsphere.modules.queue import KeyQueue
 from unitsphere.objectives.mixing import Mixing
 
 
-def build_method(config: Config, backbone: nn.Module | None = None) -> Method:
+def build_learner(config: Config, backbone: nn.Module | None = None) -> Learner:
     """The method of a configuration, freshly initialised from its seed. `backbone` replaces the configured one."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(config.seed, "init"))
@@ -44,7 +45,7 @@ def build_method(config: Config, backbone: nn.Module | None = None) -> Method:
         return build_supervised(config, backbone, features)
 
 
-def build_contrastive(config: ContrastiveConfig, backbone: nn.Module, features: int) -> Contrastive:
+def build_contrastive(config: ContrastiveConfig, backbone: nn.Module, features: int) -> ContrastiveLearner:
     encoder = Encoder(backbone, build_head(config, features))
     # Groups keep both directions of a symmetric loss apart, so that one pass can hold them both.
     together = config.symmetric and config.bn_groups > 1
@@ -53,7 +54,7 @@ def build_contrastive(config: ContrastiveConfig, backbone: nn.Module, features: 
     if config.negatives_from == "queue":
         random = generator(config.seed, "queue")
         queue = KeyQueue(config.queue_size, config.dim, labelled=config.oracle, generator=random)
-    return Contrastive(
+    return ContrastiveLearner(
         encoder,
         temperature=config.temperature,
         key_momentum=config.key_momentum if config.key_encoder == "slow" else None,
@@ -113,12 +114,12 @@ def mixing(config: ContrastiveConfig) -> Mixing | None:
     )
 
 
-def build_regression(config: RegressionConfig, backbone: nn.Module, features: int) -> Regression:
+def build_regression(config: RegressionConfig, backbone: nn.Module, features: int) -> RegressionLearner:
     """The predictor is a projection head once more, from embedding to embedding."""
     encoder = Projection(backbone, build_head(config, features))
     predictor = build_head(config, config.dim)
     part_batch_norms(nn.ModuleList([encoder, predictor]), config.bn_groups)
-    return Regression(
+    return RegressionLearner(
         encoder,
         predictor,
         views=config.view_count,
@@ -130,12 +131,12 @@ def build_regression(config: RegressionConfig, backbone: nn.Module, features: in
     )
 
 
-def build_supervised(config: SupervisedConfig, backbone: nn.Module, features: int) -> Supervised:
+def build_supervised(config: SupervisedConfig, backbone: nn.Module, features: int) -> SupervisedLearner:
     if config.class_count is None:
         raise UsageError("class_count: it must be given where there are no data to count the classes of.")
     encoder = Projection(backbone, nn.Identity())
     part_batch_norms(encoder, config.bn_groups)
-    return Supervised(encoder, nn.Linear(features, config.class_count))
+    return SupervisedLearner(encoder, nn.Linear(features, config.class_count))
 
 
 def build_head(config: EmbeddingConfig, features: int) -> nn.Module:

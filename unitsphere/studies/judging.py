@@ -48,12 +48,12 @@ def judge(run: Run, judging: Mapping[str, Any], device: str) -> tuple[float, dic
 def analysed(run: Run, *, protocol: str, data: Any, seed: int, device: str, **options: Any) -> dict[str, Any]:
     """What `unitsphere analyse` measures of one run, without the figure."""
     from unitsphere.analysis.analyse import ANALYSES
-    from unitsphere.analysis.inquiry import Inquiry
+    from unitsphere.analysis.request import AnalysisRequest
     from unitsphere.common.devices import pick_device
     from unitsphere.common.terminal import bars
 
     with bars() as progress:
-        asked = Inquiry(data, pick_device(device), seed, progress=progress, latest_only=True)
+        asked = AnalysisRequest(data, pick_device(device), seed, progress=progress, latest_only=True)
         return ANALYSES[protocol].measure(run, asked, **options)
 
 

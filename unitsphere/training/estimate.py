@@ -25,9 +25,9 @@ from unitsphere.data.images import evenly
 from unitsphere.data.loader import fits
 from unitsphere.images.canvas import Canvas
 from unitsphere.images.decode import BrokenImage, decode
-from unitsphere.methods.build import build_method
-from unitsphere.methods.contrastive import Contrastive
-from unitsphere.methods.method import Inputs, Method, Moment
+from unitsphere.methods.build import build_learner
+from unitsphere.methods.learners.contrastive import ContrastiveLearner
+from unitsphere.methods.learners.learner import Inputs, Learner, Moment
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.make_views import make_views_of
 from unitsphere.training.prepare import Prepared
@@ -150,10 +150,10 @@ def scaled(config: Config, images: int, accumulate: int = 1, key_chunks: int | N
     return config.model_copy(update={name: value for name, value in changed.items() if name in known})
 
 
-def key_copies(config: Config, method: Method, ranks: int) -> int:
+def key_copies(config: Config, method: Learner, ranks: int) -> int:
     """How many images are copied to encode keys, beside the views: those of a pass; all that a rank encodes, where the
     shuffle is over several. config: of the run; method: of one rank."""
-    if not isinstance(method, Contrastive) or method.slow is None:
+    if not isinstance(method, ContrastiveLearner) or method.slow is None:
         return 0
     shuffled = config.bn_groups > 1
     if not shuffled and method.keys == 1:
@@ -163,14 +163,14 @@ def key_copies(config: Config, method: Method, ranks: int) -> int:
     return copies * math.ceil(method.keys * config.batch_size / (ranks * passes))
 
 
-def build(config: Config) -> Method:
-    method = build_method(config)
+def build(config: Config) -> Learner:
+    method = build_learner(config)
     if config.accumulate > 1:
         method.split(config.accumulate)
     return method
 
 
-def inputs_of(config: Config, method: Method) -> dict[str, Tensor]:
+def inputs_of(config: Config, method: Learner) -> dict[str, Tensor]:
     """Of the last step of a run, when all that begins late has begun."""
     last = Moment(config.epochs - 1, config.epochs, config.epochs - 1, config.epochs)
     inputs = method.inputs(config.batch_size, last, generator(config.seed, "estimate"))
@@ -178,7 +178,7 @@ def inputs_of(config: Config, method: Method) -> dict[str, Tensor]:
     return inputs | labels
 
 
-def traced_bytes(config: Config, method: Method, precision: str) -> int:
+def traced_bytes(config: Config, method: Learner, precision: str) -> int:
     """What the graph of a step, or of the first part of one, holds: traced on tensors without content, so that neither
     time nor memory is spent on them."""
     try:
@@ -187,7 +187,7 @@ def traced_bytes(config: Config, method: Method, precision: str) -> int:
         raise UnitsphereError(f"a step of these networks cannot be traced: {error}") from error
 
 
-def _traced_bytes(config: Config, method: Method, precision: str) -> int:
+def _traced_bytes(config: Config, method: Learner, precision: str) -> int:
     contentless = FakeTensorMode()
     with FakeCopyMode(contentless):
         method = copy.deepcopy(method)
@@ -200,7 +200,7 @@ def _traced_bytes(config: Config, method: Method, precision: str) -> int:
         return saved_bytes(method, views, inputs, precision)
 
 
-def saved_bytes(method: Method, views: list[Tensor], inputs: Inputs, precision: str = "fp32") -> int:
+def saved_bytes(method: Learner, views: list[Tensor], inputs: Inputs, precision: str = "fp32") -> int:
     """What a forward pass leaves for the backward pass beside the weights and the views, each storage counted once."""
     known = {StorageWeakRef(tensor.untyped_storage()) for tensor in (*method.parameters(), *method.buffers(), *views)}
     held: dict[StorageWeakRef, int] = {}

@@ -20,7 +20,7 @@ from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.common.randomness import generator, stream
 from unitsphere.config.resolve import Config
 from unitsphere.data.loader import Loader
-from unitsphere.methods.method import Method, Moment, Step
+from unitsphere.methods.learners.learner import Learner, Moment, StepOutput
 from unitsphere.modules.norms import running_statistics
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.optimisation.schedules import learning_rate
@@ -77,7 +77,7 @@ class Training:
         self,
         run: Run,
         config: Config,
-        method: Method,
+        method: Learner,
         plan: Plan,
         device: torch.device,
         precision: str,
@@ -197,7 +197,7 @@ class Training:
             if log is not None:
                 log.close()
 
-    def first_step(self, views: list[Tensor], labels: Tensor | None, listener: Listener) -> Step:
+    def first_step(self, views: list[Tensor], labels: Tensor | None, listener: Listener) -> StepOutput:
         started = time.perf_counter()
         step = self.update(views, labels)
         float(step.loss.detach())  # waits for the device
@@ -205,7 +205,7 @@ class Training:
         self.compiles = False
         return step
 
-    def update(self, views: list[Tensor], labels: Tensor | None = None) -> Step:
+    def update(self, views: list[Tensor], labels: Tensor | None = None) -> StepOutput:
         """One step. The first of a kind may be recorded, to be replayed for all that follow it."""
         moment = Moment(self.step, self.plan.steps, self.step // self.plan.steps_per_epoch, self.config.epochs)
         drawn = self.method.inputs(self.plan.batch_size, moment, generator(self.config.seed, "step", self.step))
@@ -244,7 +244,7 @@ class Training:
         )
 
     def report(
-        self, step: Step, log: Log | None, listener: Listener, online: Callable[[], dict[str, float]] | None
+        self, step: StepOutput, log: Log | None, listener: Listener, online: Callable[[], dict[str, float]] | None
     ) -> None:
         """Write a line; stop at a NaN, warn of what looks wrong. All ranks call it, and the first speaks for all."""
         record: dict[str, Any] = {"step": self.step, "epoch": self.epoch}

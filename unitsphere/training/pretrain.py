@@ -22,8 +22,8 @@ from unitsphere.common.terminal import Terminal, bars
 from unitsphere.config.families import ContrastiveConfig
 from unitsphere.config.resolve import Layer, read_file
 from unitsphere.data.broken import describe
-from unitsphere.methods.build import build_method
-from unitsphere.methods.method import Method
+from unitsphere.methods.build import build_learner
+from unitsphere.methods.learners.learner import Learner
 from unitsphere.modules.names import BUILT_IN
 from unitsphere.runs.run import Run
 from unitsphere.training.loop import Training
@@ -87,7 +87,7 @@ def train(prepared: Prepared, run: Run, backbone: nn.Module | None = None, views
 def learn(
     prepared: Prepared,
     run: Run,
-    method: Method,
+    method: Learner,
     online: OnlineKNN | None,
     *,
     custom: bool,
@@ -132,7 +132,7 @@ def learn(
 
 
 def say_what_was_learnt(
-    prepared: Prepared, run: Run, method: Method, terminal: Terminal, *, custom: bool, views: CustomView | None
+    prepared: Prepared, run: Run, method: Learner, terminal: Terminal, *, custom: bool, views: CustomView | None
 ) -> None:
     if rank() > 0:
         return
@@ -161,10 +161,10 @@ def choose_speed(prepared: Prepared, steps: int, custom: bool) -> Speed:
     )
 
 
-def build(prepared: Prepared, backbone: nn.Module | None = None) -> Method:
+def build(prepared: Prepared, backbone: nn.Module | None = None) -> Learner:
     """The method on its device, from its seed, or from the weights of --init unless a checkpoint will replace them."""
     config = prepared.config
-    method = build_method(config, backbone)
+    method = build_learner(config, backbone)
     if config.accumulate > 1:
         method.split(config.accumulate)
     if config.init and not prepared.done:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unitsphere.common.distributed import without_averaging
-from unitsphere.methods.method import Inputs, Method, Step, joined
+from unitsphere.methods.learners.learner import Inputs, Learner, StepOutput, joined
 from unitsphere.modules.norms import one_by_one
 from unitsphere.runs.checkpoint import restore_training_state, training_state
 
@@ -24,7 +24,7 @@ WARM_UP_STEPS = 3
 RECOMPILE_LIMIT = 64
 SCALER_STATE = {"scale": float, "_growth_tracker": int}
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-TakeStep = Callable[[list[Tensor], Inputs, float], Step]  # (views, the method's inputs, learning rate)
+TakeStep = Callable[[list[Tensor], Inputs, float], StepOutput]  # (views, the method's inputs, learning rate)
 
 
 class PlainStep:
@@ -36,7 +36,7 @@ class PlainStep:
 
     def __init__(
         self,
-        method: Method,
+        method: Learner,
         optimizer: torch.optim.Optimizer,
         *,
         precision: str = "fp32",
@@ -51,11 +51,11 @@ class PlainStep:
         self.clip_norm = clip_norm
         self.scaler = torch.amp.GradScaler(next(method.parameters()).device.type) if precision == "fp16" else None
 
-    def __call__(self, views: list[Tensor], inputs: Inputs, rate: float) -> Step:
+    def __call__(self, views: list[Tensor], inputs: Inputs, rate: float) -> StepOutput:
         set_rate(self.optimizer, rate)
         return self.take(views, inputs)
 
-    def take(self, views: list[Tensor], inputs: Inputs) -> Step:
+    def take(self, views: list[Tensor], inputs: Inputs) -> StepOutput:
         self.optimizer.zero_grad(set_to_none=True)
         step = self.backward(views, inputs) if self.method.parts == 1 else self.accumulate(views, inputs)
         if self.scaler is None:
@@ -74,15 +74,15 @@ class PlainStep:
         # The cache of cast weights would outlive a recording.
         return torch.autocast(device.type, dtype, enabled=dtype is not None, cache_enabled=False)
 
-    def backward(self, views: list[Tensor], inputs: Inputs) -> Step:
+    def backward(self, views: list[Tensor], inputs: Inputs) -> StepOutput:
         """Adds the gradient of the loss; of a part of a batch, its share in that of the batch."""
         with self.autocast(views[0].device):
-            step: Step = self.forward(views, inputs)
+            step: StepOutput = self.forward(views, inputs)
         loss = step.loss / self.method.parts
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         return step
 
-    def accumulate(self, views: list[Tensor], inputs: Inputs) -> Step:
+    def accumulate(self, views: list[Tensor], inputs: Inputs) -> StepOutput:
         """The same for a batch that comes in parts, of which one is held at a time. Ranks exchange the gradients with
         the last."""
         with self.autocast(views[0].device):
@@ -148,7 +148,7 @@ class RecordedStep:
             else:
                 tensor.zero_()  # an optimiser's slot before its first step
 
-    def __call__(self, views: list[Tensor], inputs: Inputs, rate: float) -> Step:
+    def __call__(self, views: list[Tensor], inputs: Inputs, rate: float) -> StepOutput:
         for mine, given in zip(self.views, views, strict=True):
             mine.copy_(given)
         for name, mine in self.inputs.items():
@@ -165,7 +165,7 @@ def recording_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def compile_networks(method: Method) -> None:
+def compile_networks(method: Learner) -> None:
     """Compile what the method encodes with. Networks of one shape share what was compiled; a process that trains many
     shapes, one run after another, must not reach torch's limit, beyond which nothing would be compiled."""
     from torch._dynamo import config as limits  # slow to import

@@ -19,7 +19,7 @@ from unitsphere.data.loader import Loader
 from unitsphere.evaluation.embedding import neighbour_sheet
 from unitsphere.features.inputs import usable_rows
 from unitsphere.features.knn import knn, neighbours
-from unitsphere.methods.method import Method
+from unitsphere.methods.learners.learner import Learner
 from unitsphere.modules.names import CUSTOM
 from unitsphere.objectives.geometry import alignment, effective_rank, feature_deviation, uniformity
 from unitsphere.runs.run import Run
@@ -50,7 +50,7 @@ class OnlineKNN:
         self.queries = held_out.subset(my_share(queries).numpy())
         self.query_loader: Loader | None = None
 
-    def measure(self, loader: Loader, method: Method) -> dict[str, float]:
+    def measure(self, loader: Loader, method: Learner) -> dict[str, float]:
         """loader: of the training images. Each rank makes its share of the features, and the first searches them."""
         failure: Exception | None = None
         try:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from unitsphere.common.errors import UnitsphereError, UsageError, nearest
 from unitsphere.common.randomness import stream
 from unitsphere.config.resolve import Config, Layer, named_normalisation, resolve
-from unitsphere.methods.build import build_method
-from unitsphere.methods.method import Encoder
+from unitsphere.methods.build import build_learner
 from unitsphere.modules.backbones import build_backbone, timm_backbone, torchvision_backbone
+from unitsphere.modules.encoder import Encoder
 from unitsphere.modules.names import CUSTOM, RESNETS
 from unitsphere.runs.checkpoint import load_checkpoint, part
 from unitsphere.runs.run import Run
@@ -128,7 +128,7 @@ def from_checkpoint(
             f"{name} was trained with a module given from Python, which its checkpoint cannot rebuild. "
             "Build the module and give it to unitsphere.load_backbone(run, into=module)."
         )
-    encoder = build_method(config).online
+    encoder = build_learner(config).online
     assert isinstance(encoder, Encoder)
     encoder.load_state_dict(part(tensors, ONLINE))
     module = encoder if features == "embedding" else encoder.backbone

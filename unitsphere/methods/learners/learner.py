@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from unitsphere.common.distributed import rank
 from unitsphere.modules.norms import refuse_shared_statistics, split_groups
@@ -26,7 +25,7 @@ class Moment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class StepOutput:
     """What a step of a method gives: the loss to minimise, and signs of health as scalars on the device."""
 
     loss: Tensor
@@ -35,38 +34,14 @@ class Step:
     keep: dict[str, Tensor] = field(default_factory=dict)  # what the memory takes when the step is over
 
 
-def joined(steps: Sequence[Step]) -> Step:
+def joined(steps: Sequence[StepOutput]) -> StepOutput:
     """The step of a batch that came in equal parts: means of what they measured; the memory is of the whole batch."""
     health = {name: torch.stack([step.health[name] for step in steps]).mean() for name in steps[0].health}
     loss = torch.stack([step.loss.detach() for step in steps]).mean()
-    return Step(loss, health, torch.cat([step.embedding for step in steps]), steps[-1].keep)
+    return StepOutput(loss, health, torch.cat([step.embedding for step in steps]), steps[-1].keep)
 
 
-def not_half(x: Tensor) -> Tensor:
-    """In float32 at least: what follows is no matter for half precision."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
-class Encoder(nn.Module):
-    """A backbone and a head; images (N, C, H, W) to unit vectors (N, dim), in float32 at least."""
-
-    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.head = head
-
-    def forward(self, images: Tensor) -> Tensor:
-        return F.normalize(not_half(self.head(self.backbone(images))), dim=1)
-
-
-class Projection(Encoder):
-    """The same before it is normalised, for what reads on from there."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        return not_half(self.head(self.backbone(images)))
-
-
-class Method(nn.Module):
+class Learner(nn.Module):
     """A method holds its networks and its memory.
 
     online: what takes a gradient. slow: its moving average, where there is one.
@@ -94,7 +69,7 @@ class Method(nn.Module):
         Tensors only, of the same shapes each time: a recorded step reads them from where the last ones were."""
         return {}
 
-    def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> Step:
+    def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> StepOutput:
         """views: (n, C, H, W) each, of this rank's images; inputs: of `inputs`, on their device."""
         raise NotImplementedError
 
@@ -120,7 +95,7 @@ class Method(nn.Module):
             found.append((list(part), shared | own))
         return found
 
-    def finish(self, step: Step) -> None:
+    def finish(self, step: StepOutput) -> None:
         """After the optimiser."""
 
     def phase(self, moment: Moment) -> int:

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unitsphere.common.devices import beside
-from unitsphere.methods.dispersion import Dispersion
-from unitsphere.methods.method import Inputs, Method, Moment, Projection, Step, not_half
-from unitsphere.methods.slow_copy import follow, momentum_at, slow_copy
+from unitsphere.common.devices import on_side_stream
+from unitsphere.methods.learners.dispersion import Dispersion
+from unitsphere.methods.learners.learner import Inputs, Learner, Moment, StepOutput
+from unitsphere.modules.encoder import Projection, not_half
+from unitsphere.modules.slow_copy import follow, momentum_at, slow_copy
 from unitsphere.objectives.regression import centroid_distance, centroid_loss, image_spread, pair_distance
 
 
-class Regression(Method):
+class RegressionLearner(Learner):
     """One step of the family.
 
     encoder: images to projections (N, dim), not normalised. predictor: projection to prediction, on the online side
@@ -60,10 +61,10 @@ class Regression(Method):
         momentum = momentum_at(moment.step, moment.steps, self.key_momentum, self.momentum_schedule)
         return {"key_momentum": torch.tensor(momentum), **self.dispersion.inputs(generator)}
 
-    def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> Step:
+    def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> StepOutput:
         assert self.slow is not None and inputs is not None
         predictions = self.embed(lambda images: self.predictor(self.online(images)), views)
-        with beside(predictions.device) as wait:  # many small products, while the target's network fills the card
+        with on_side_stream(predictions.device) as wait:  # beside the target, which fills the card
             forces = self.dispersion(predictions, inputs)
         with torch.no_grad():
             targets = self.embed(self.slow, views)
@@ -73,7 +74,7 @@ class Regression(Method):
         health = self.health(predictions.detach(), targets) | {"loss": attraction}
         if forces:
             health |= {**forces, "total_loss": loss}
-        return Step(
+        return StepOutput(
             loss,
             {name: value.detach() for name, value in health.items()},
             predictions[:, 0].detach(),
@@ -88,7 +89,7 @@ class Regression(Method):
             outputs = [network(view) for view in views]
         return F.normalize(not_half(torch.stack(outputs, dim=1)), dim=2)
 
-    def finish(self, step: Step) -> None:
+    def finish(self, step: StepOutput) -> None:
         """The target follows what the optimiser has made of the network."""
         assert self.slow is not None
         follow(self.slow, self.online, step.keep["key_momentum"])

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unitsphere.analysis.inquiry import Inquiry
+from unitsphere.analysis.request import AnalysisRequest
 from unitsphere.common.devices import pick_precision, send
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator
 from unitsphere.config.families import ContrastiveConfig
 from unitsphere.config.resolve import Layer, Resolved, resolve
 from unitsphere.data.loader import Loader
-from unitsphere.methods.build import build_method
-from unitsphere.methods.contrastive import Comparison, Contrastive
-from unitsphere.methods.method import Moment
+from unitsphere.methods.build import build_learner
+from unitsphere.methods.learners.contrastive import Comparison, ContrastiveLearner
+from unitsphere.methods.learners.learner import Moment
 from unitsphere.modules.names import CUSTOM
 from unitsphere.runs.checkpoint import load_checkpoint, part
 from unitsphere.runs.run import Run
@@ -44,7 +44,7 @@ def contrastive(run: Run) -> ContrastiveConfig:
 class Snapshot:
     """A method as a checkpoint left it. data: what tells the images it was trained on from others."""
 
-    method: Contrastive
+    method: ContrastiveLearner
     epoch: int
     step: int
     data: dict[str, Any]
@@ -54,8 +54,8 @@ class Snapshot:
     def of(cls, checkpoint: Path, device: torch.device) -> Snapshot:
         tensors, meta = load_checkpoint(checkpoint)
         config = resolve(Layer(str(checkpoint), meta["config"])).config
-        method = build_method(config)
-        assert isinstance(method, Contrastive)
+        method = build_learner(config)
+        assert isinstance(method, ContrastiveLearner)
         method.load_state_dict(part(tensors, "method."))
         plan = Plan(meta["data"]["images"], config.batch_size, config.epochs, config.seed)
         next_one = min(meta["step"], plan.steps - 1)
@@ -69,7 +69,7 @@ class Snapshot:
 
 
 @dataclass
-class Rehearsal:
+class Replay:
     """Training images in random batches of the run's own size: as many as there are whole batches in `queries`, but
     one at least.
 
@@ -78,7 +78,7 @@ class Rehearsal:
     """
 
     run: Run
-    ask: Inquiry
+    ask: AnalysisRequest
     queries: int
     prepared: Prepared = field(init=False)
     chosen: Tensor = field(init=False)

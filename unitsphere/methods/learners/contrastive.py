@@ -13,19 +13,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from unitsphere.common.devices import beside
+from unitsphere.common.devices import on_side_stream
 from unitsphere.common.distributed import gather, gather_with_gradient, mine, world
-from unitsphere.methods.comparison import HEALTH_QUERIES, Comparison, drawn, rows_of, signs_of_health
-from unitsphere.methods.dispersion import Dispersion
-from unitsphere.methods.method import Encoder, Inputs, Method, Moment, Step
-from unitsphere.methods.queue import KeyQueue
-from unitsphere.methods.slow_copy import follow, momentum_at, slow_copy
+from unitsphere.methods.learners.comparison import HEALTH_QUERIES, Comparison, drawn, rows_of, signs_of_health
+from unitsphere.methods.learners.dispersion import Dispersion
+from unitsphere.methods.learners.learner import Inputs, Learner, Moment, StepOutput
+from unitsphere.modules.encoder import Encoder
 from unitsphere.modules.norms import groups_of, one_by_one, refuse_shared_statistics, split_groups
+from unitsphere.modules.queue import KeyQueue
+from unitsphere.modules.slow_copy import follow, momentum_at, slow_copy
 from unitsphere.objectives import info_nce
 from unitsphere.objectives.mixing import Mixing, Synthetic, synthesise
 
 
-class Contrastive(Method):
+class ContrastiveLearner(Learner):
     """One step of the family; `methods/build.py` has the named points.
 
     encoder: images to unit vectors. key_momentum: how slowly the key encoder follows, with the cosine schedule ever
@@ -135,12 +136,12 @@ class Contrastive(Method):
         labels = {"key_labels": gather(inputs["labels"])} if self.labels else {}
         return {"keys": torch.stack(self.slow_keys(views, inputs)), **labels}
 
-    def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> Step:
+    def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> StepOutput:
         inputs = inputs or {}
         queries = self.queries(views)
         once = slice(None, None, self.keys if self.positives == "repeated" else 1)  # of repeated queries one each
         embeddings = torch.stack([query[once] for query in queries], dim=1)
-        with beside(embeddings.device) as wait:  # many small products, while the slow copy fills the card
+        with on_side_stream(embeddings.device) as wait:  # many small products, while the slow copy fills the card
             forces = self.dispersion(embeddings, inputs)
         comparisons, entering = self.compare(queries, views, inputs)
         mixed = [self.mixed(comparison) for comparison in comparisons]
@@ -152,7 +153,7 @@ class Contrastive(Method):
         if forces:
             loss = torch.stack([loss, *forces.values()]).sum()
             health |= {name: value.detach() for name, value in {**forces, "total_loss": loss}.items()}
-        return Step(loss, health, embeddings[:, 0].detach(), {"keys": entering} | self.labels_of(inputs))
+        return StepOutput(loss, health, embeddings[:, 0].detach(), {"keys": entering} | self.labels_of(inputs))
 
     def queries(self, views: Sequence[Tensor]) -> Sequence[Tensor]:
         """The queries of each direction (N, D); without a slow copy they are each other's keys. SimCLR: both views in
@@ -316,7 +317,7 @@ class Contrastive(Method):
         """What decides the mixtures, while there are any."""
         return inputs["mixing"][direction] if "mixing" in inputs else None
 
-    def finish(self, step: Step) -> None:
+    def finish(self, step: StepOutput) -> None:
         """The keys enter the queue. (The backward pass has read it by now: no copy needed.)"""
         if self.queue is not None:
             self.queue.push(step.keep["keys"], step.keep.get("labels"))

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from unitsphere.common.distributed import gather_with_gradient, rank
 from unitsphere.common.randomness import lots, uniform
-from unitsphere.methods.method import Inputs
+from unitsphere.methods.learners.learner import Inputs
 from unitsphere.objectives.geometry import uniformity
 from unitsphere.objectives.regression import SINGULAR_LOSSES, brownian_loss
 

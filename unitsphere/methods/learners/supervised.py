@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unitsphere.methods.method import Inputs, Method, Projection, Step, not_half
+from unitsphere.methods.learners.learner import Inputs, Learner, StepOutput
+from unitsphere.modules.encoder import Projection, not_half
 
 
-class Supervised(Method):
+class SupervisedLearner(Learner):
     """One view, a linear classifier on the backbone's features.
 
     encoder: images to features (N, F). inputs: labels (n,) int64, from the loop.
@@ -25,10 +26,10 @@ class Supervised(Method):
         self.slow = None
         self.classifier = classifier
 
-    def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> Step:
+    def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> StepOutput:
         assert inputs is not None
         features, labels = self.online(views[0]), inputs["labels"]
         scores = not_half(self.classifier(features))
         loss = F.cross_entropy(scores, labels)
         accuracy = (scores.detach().argmax(dim=1) == labels).float().mean()
-        return Step(loss, {"loss": loss.detach(), "accuracy": accuracy}, features.detach())
+        return StepOutput(loss, {"loss": loss.detach(), "accuracy": accuracy}, features.detach())

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unitsphere.common.distributed import rank
 from unitsphere.common.randomness import lots
-from unitsphere.methods.method import Inputs
+from unitsphere.methods.learners.learner import Inputs
 from unitsphere.objectives.contrastive import NOTHING, contrastive_loss, gradient_bound, negatives_of_scores, scores
 from unitsphere.objectives.mixing import Synthetic, highest_score, proxy_accuracy
 

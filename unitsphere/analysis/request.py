@@ -30,7 +30,7 @@ def quiet(title: str, total: int) -> Callable[[int], None]:
 
 
 @dataclass(frozen=True)
-class Inquiry:
+class AnalysisRequest:
     """data: where the images are, if not where the run had them. seed: of the analysis's own draws, so that runs with
     other seeds are asked about the same images in the same views. progress: shows how far it is. latest_only: look at
     the last of the checkpoints alone."""

@@ -1,0 +1,1 @@
+"""What trains: the networks and the memory of a method, and one step of its loss."""
