@@ -32,7 +32,7 @@ from benchmarks.measuring import Results, Row, wait_for
 from benchmarks.steps import on_device, settings
 from unitsphere.common.machine import worker_count
 from unitsphere.common.randomness import generator
-from unitsphere.config.resolve import Config
+from unitsphere.config.config import Config
 from unitsphere.data.images import Images
 from unitsphere.data.loader import Loader
 from unitsphere.data.pack import open_pack, pack

@@ -15,10 +15,12 @@ from benchmarks.measuring import Results, Row, milliseconds
 from benchmarks.peers.official import OfficialMoCo, OfficialStep
 from unitsphere.common.devices import pick_precision
 from unitsphere.common.randomness import generator
-from unitsphere.config.catalogue import family_of
-from unitsphere.config.resolve import Config, Layer, resolve
-from unitsphere.methods.build import build_learner
+from unitsphere.config.config import Config
+from unitsphere.config.layers import Layer
+from unitsphere.methods.catalogue import find_method
+from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.learner import Learner, Moment
+from unitsphere.methods.resolve import resolve
 from unitsphere.modules.queue import KeyQueue
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.step import PlainStep, RecordedStep, TakeStep, compile_networks
@@ -35,7 +37,7 @@ Take = Callable[[int], Any]  # number of the step -> its loss
 
 def settings(network: str, tiny: bool, **fields: Any) -> Config:
     given = {"method": "moco-v2", **NETWORKS[network], **(TINY if tiny else {}), **fields}
-    if family_of(given["method"]) != "contrastive":
+    if find_method(given["method"], None).family != "contrastive":
         given.pop("queue_size", None)
     return resolve(Layer("benchmark", given)).config
 

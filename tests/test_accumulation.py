@@ -8,9 +8,10 @@ from torch import nn
 from unitsphere.common.distributed import average, averaging_gradients, gather, mine
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator
-from unitsphere.config.resolve import Layer, resolve
-from unitsphere.methods.build import build_learner
+from unitsphere.config.layers import Layer
+from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.learner import Moment
+from unitsphere.methods.resolve import resolve
 from unitsphere.modules.norms import groups_of
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.estimate import saved_bytes

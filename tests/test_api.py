@@ -17,8 +17,8 @@ import unitsphere
 from unitsphere.analysis.analyse import analyse
 from unitsphere.common.errors import UsageError
 from unitsphere.features.extract import extract
-from unitsphere.runs.checkpoint import load_checkpoint
 from unitsphere.runs.run import Run
+from unitsphere.weights.files import load_tensors
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 16, "queue_size": 64, "bn_groups": 2, "epochs": 2}
 SMALL |= {"device": "cpu", "tensorboard": False}
@@ -203,7 +203,7 @@ def test_training_leaves_the_evaluated_backbone_as_it_is(trained):
     """The backbone that is loaded is the one that was trained: features from the checkpoint by hand agree."""
     from unitsphere.data.loader import Loader
     from unitsphere.data.source import open_images
-    from unitsphere.methods.build import build_learner
+    from unitsphere.methods.learners.build import build_learner
 
     tensors, meta = trained.latest()
     method = build_learner(trained.config)
@@ -220,16 +220,16 @@ def test_the_epoch_before_the_first_step_can_be_kept_looked_at_and_resumed(tmp_p
     settings = SMALL | {"data": "shapes=128x16", "batch_size": 32}
     run = unitsphere.pretrain("moco-v2", out=tmp_path / "run", keep_epochs=[0], **settings)
     (first, path), (last, latest) = run.checkpoints()
-    assert (first, load_checkpoint(path)[1]["epoch"], last) == (0, 0, 8)
+    assert (first, load_tensors(path)[1]["epoch"], last) == (0, 0, 8)
     numbers, _ = analyse([run], "hardness", out=tmp_path, device="cpu", images=32)
     before, after = json.loads(numbers.read_text())["runs"][0]["checkpoints"]
     assert (before["epoch"], after["epoch"]) == (0, 2)
     assert after.keys() - before.keys() == {"false_negatives", "chance"}  # no key in the queue is of a class yet
-    finished = load_checkpoint(latest)[0]
+    finished = load_tensors(latest)[0]
     latest.unlink()
     again = unitsphere.pretrain("moco-v2", out=tmp_path / "run", resume=True, **settings)
     assert again.checkpoints()[-1][0] == 8
-    resumed = load_checkpoint(again.checkpoints()[-1][1])[0]
+    resumed = load_tensors(again.checkpoints()[-1][1])[0]
     assert all(torch.equal(tensor, resumed[name]) for name, tensor in finished.items())
 
 

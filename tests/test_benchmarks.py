@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from unitsphere.config.resolve import Layer, resolve
-from unitsphere.methods.build import build_learner
+from unitsphere.config.layers import Layer
+from unitsphere.methods.learners.build import build_learner
+from unitsphere.methods.resolve import resolve
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.step import PlainStep
 

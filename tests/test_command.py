@@ -282,7 +282,7 @@ def test_help_lists_what_a_field_allows():
 
 
 def test_lists_answer_and_help_covers_every_field():
-    from unitsphere.config.resolve import FIELDS
+    from unitsphere.methods.catalogue import FIELDS
 
     for words in (["methods"], ["data"], ["--version"], ["--help"]):
         assert command(*words).returncode == 0

@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from unitsphere.common.errors import UsageError
-from unitsphere.config.catalogue import METHODS
-from unitsphere.config.families import FAMILIES, FIELDS, SECTIONS
-from unitsphere.config.idle import IDLE, idle_notes
+from unitsphere.config.images import policies
+from unitsphere.config.layers import Layer, merge, read_file
 from unitsphere.config.recipes import RECIPES
-from unitsphere.config.resolve import Layer, merge, policies, read_file, resolve
 from unitsphere.config.sizing import Facts, sized
+from unitsphere.methods.catalogue import FIELDS, METHODS, SECTIONS
+from unitsphere.methods.resolve import resolve
 
 
 def given(**values):
@@ -297,15 +297,15 @@ def test_a_setting_that_has_no_effect_is_noted_if_the_user_gave_it(fields, idle)
 
 
 def test_rules_about_settings_without_effect_name_real_fields():
-    for idle in IDLE:
-        assert set(idle.fields) <= {*FIELDS, "grey_first", "solarise_threshold"}
     for method in METHODS:
-        config = resolve(given(method=method)).config
-        idle_notes(config, FIELDS)  # no rule asks for what a family does not have
+        resolved = resolve(given(method=method))
+        for rule in resolved.method.unused:
+            assert set(rule.fields) <= {*FIELDS, "grey_first", "solarise_threshold"}
+            rule.when(resolved.config)  # no rule asks for what a method does not have
 
 
 def test_every_field_belongs_to_a_family_and_is_listed_once():
-    assert set(FIELDS) == {name for config in FAMILIES.values() for name in config.model_fields}
+    assert set(FIELDS) == {name for method in METHODS.values() for name in method.Config.model_fields}
     assert len(FIELDS) == sum(len(section.model_fields) for section in SECTIONS)
 
 
@@ -338,7 +338,7 @@ def test_files_are_toml_or_json_and_broken_ones_are_named(tmp_path):
 
 def test_configuration_does_not_import_torch():
     code = (
-        "import sys, unitsphere.config.resolve, unitsphere.cli; unitsphere.cli.build_parser(); "
+        "import sys, unitsphere.methods.resolve, unitsphere.cli; unitsphere.cli.build_parser(); "
         "print('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

@@ -13,12 +13,13 @@ from torch.utils._pytree import tree_leaves
 
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import lots
-from unitsphere.config.resolve import Layer, resolve
-from unitsphere.methods.build import build_learner
+from unitsphere.config.layers import Layer
+from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.comparison import Comparison
 from unitsphere.methods.learners.contrastive import ContrastiveLearner
 from unitsphere.methods.learners.dispersion import Dispersion
 from unitsphere.methods.learners.learner import Moment
+from unitsphere.methods.resolve import resolve
 from unitsphere.modules.encoder import Encoder
 from unitsphere.modules.norms import groups_of, part_batch_norms
 from unitsphere.modules.queue import KeyQueue

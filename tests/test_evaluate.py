@@ -13,7 +13,7 @@ import unitsphere
 from unitsphere.analysis.request import quiet
 from unitsphere.common.errors import UsageError
 from unitsphere.evaluation import subject
-from unitsphere.weights.loading import load
+from unitsphere.runs.loading import load
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 8, "queue_size": 32, "bn_groups": 1, "epochs": 1}
 

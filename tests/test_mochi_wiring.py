@@ -8,15 +8,17 @@ from torch import nn
 from torch.nn import functional as F
 
 import unitsphere
-from unitsphere.config.resolve import Layer, resolve
-from unitsphere.methods.build import build_learner
+from unitsphere.config.layers import Layer
 from unitsphere.methods.learners import contrastive
+from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.learner import Moment
+from unitsphere.methods.resolve import resolve
 from unitsphere.objectives.contrastive import NOTHING
 from unitsphere.objectives.mixing import Mixing, synthesise
 from unitsphere.optimisation.optimisers import build_optimizer
-from unitsphere.runs.checkpoint import load_checkpoint, part
 from unitsphere.training.step import PlainStep
+from unitsphere.weights.files import load_tensors
+from unitsphere.weights.names import part
 
 N = 72  # more than the 64 queries of which signs of health are taken
 SMALL = {"image_size": 8, "batch_size": N, "queue_size": 40, "dim": 6, "bn_groups": 1, "epochs": 20, "mixing_warmup": 0}
@@ -129,7 +131,7 @@ def test_mochi_of_nothing_trains_as_moco_v2_bit_for_bit(tmp_path):
     tiny |= {"device": "cpu", "tensorboard": False, "epochs": 1, "data": "shapes=40x16"}
     moco = unitsphere.pretrain("moco-v2", out=tmp_path / "moco", **tiny)
     nothing = unitsphere.pretrain("mochi", out=tmp_path / "mochi", pairs=0, with_query=0, **tiny)
-    (one, meta), (other, _) = (load_checkpoint(run.checkpoints()[-1][1]) for run in (moco, nothing))
+    (one, meta), (other, _) = (load_tensors(run.checkpoints()[-1][1]) for run in (moco, nothing))
     one, other = part(one, "method."), part(other, "method.")
     assert meta["step"] >= 2 and one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)

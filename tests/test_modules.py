@@ -13,7 +13,8 @@ from unitsphere.modules.heads import projection_head
 from unitsphere.modules.norms import GroupedBatchNorm, part_batch_norms
 from unitsphere.modules.queue import KeyQueue
 from unitsphere.modules.slow_copy import follow, slow_copy
-from unitsphere.weights import loading
+from unitsphere.runs import loading
+from unitsphere.weights import names
 
 
 @pytest.mark.parametrize(
@@ -196,9 +197,9 @@ def test_a_function_of_the_users_own_package_is_a_backbone(tmp_path, monkeypatch
         "from torch import nn\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 10))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert feature_dim(build_backbone("mine:net"), 3, 8) == 10
-    with pytest.raises(UsageError, match="cannot be imported"):
-        build_backbone("mine:nothing")
+    assert feature_dim(build_backbone("mine:net", named_now="mine:net"), 3, 8) == 10
+    with pytest.raises(UsageError, match="nothing"):
+        build_backbone("mine:nothing", named_now="mine:nothing")
     sys.modules.pop("mine")
 
 
@@ -206,9 +207,9 @@ def test_a_function_that_gives_no_backbone_is_refused(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("def nothing(): pass\ndef needy(width): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UsageError, match="gave NoneType"):
-        build_backbone("mine:nothing")
+        build_backbone("mine:nothing", named_now="mine:nothing")
     with pytest.raises(UsageError, match="without arguments"):
-        build_backbone("mine:needy")
+        build_backbone("mine:needy", named_now="mine:needy")
 
 
 def test_timm_weights_fit_networks_whose_first_parameter_is_no_convolution(monkeypatch):
@@ -221,7 +222,7 @@ def test_timm_weights_fit_networks_whose_first_parameter_is_no_convolution(monke
         made.append((name, channels, pretrained))
         return source
 
-    monkeypatch.setattr(loading, "timm_backbone", pretrained)
+    monkeypatch.setattr(names, "timm_backbone", pretrained)
     loading.initialise(fresh, name, 3)
     assert made == [("vit_tiny_patch16_224", 3, True)]
     assert torch.equal(fresh.patch_embed.proj.weight, source.patch_embed.proj.weight)

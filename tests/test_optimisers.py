@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from unitsphere.config.resolve import Layer, resolve
-from unitsphere.methods.build import build_learner
+from unitsphere.config.layers import Layer
+from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.learner import Moment
+from unitsphere.methods.resolve import resolve
 from unitsphere.optimisation.optimisers import LARS, build_optimizer, parameter_groups
-from unitsphere.runs.checkpoint import load_checkpoint, save_checkpoint
 from unitsphere.training.step import PlainStep
+from unitsphere.weights.files import load_tensors, save_tensors
 
 SHAPES = [(8, 3, 3, 3), (5, 8), (8,), (5,), (2, 2)]
 
@@ -110,9 +111,9 @@ def test_a_checkpoint_gives_back_groups_and_the_scale_of_the_loss(fields, tmp_pa
         step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
     for number in range(3):
         take(method, step, number)
-    save_checkpoint(tmp_path / "c.safetensors", step.state(), {})
+    save_tensors(tmp_path / "c.safetensors", step.state(), {})
     other, restored = tiny(**fields)
-    restored.restore(load_checkpoint(tmp_path / "c.safetensors")[0])
+    restored.restore(load_tensors(tmp_path / "c.safetensors")[0])
     for which, taken in ((method, step), (other, restored)):
         take(which, taken, 3)
     before, after = step.state(), restored.state()

@@ -19,14 +19,14 @@ from unitsphere.common.distributed import (
 )
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.common.randomness import generator
-from unitsphere.config.catalogue import family_of
-from unitsphere.config.families import families_of
-from unitsphere.config.resolve import Layer, resolve
-from unitsphere.methods.build import build_learner
+from unitsphere.config.layers import Layer
+from unitsphere.methods.catalogue import find_method
+from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.learner import Moment
+from unitsphere.methods.resolve import resolve
 from unitsphere.runs.run import Run
+from unitsphere.training.online import OnlineKNN
 from unitsphere.training.prepare import prepare
-from unitsphere.training.summary import OnlineKNN
 
 N, STEPS = 16, 3
 SMALL = {
@@ -79,8 +79,9 @@ METHODS = {
 
 
 def small_for(method):
-    """The small settings that the method's family has."""
-    return {name: value for name, value in SMALL.items() if family_of(method) in families_of(name)}
+    """The small settings that the method has."""
+    known = find_method(method, None).Config.model_fields
+    return {name: value for name, value in SMALL.items() if name in known}
 
 
 def train(fields, device="cpu") -> dict[str, torch.Tensor]:

@@ -4,10 +4,12 @@ import pytest
 import torch
 
 from unitsphere.common.randomness import generator
-from unitsphere.config.resolve import Layer, policies, resolve
+from unitsphere.config.images import policies
+from unitsphere.config.layers import Layer
 from unitsphere.evaluation.linear import PROTOCOLS
-from unitsphere.methods.build import build_learner
+from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.learner import Moment
+from unitsphere.methods.resolve import resolve
 from unitsphere.studies import find
 
 

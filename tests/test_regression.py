@@ -16,10 +16,12 @@ from torch.nn import functional as F
 import unitsphere
 from unitsphere.common.distributed import average, averaging_gradients, gather, mine
 from unitsphere.common.randomness import generator
-from unitsphere.config.resolve import Layer, policies, resolve
-from unitsphere.methods.build import build_learner
+from unitsphere.config.images import policies
+from unitsphere.config.layers import Layer
+from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.dispersion import Dispersion, brownian_directions
 from unitsphere.methods.learners.learner import Moment
+from unitsphere.methods.resolve import resolve
 from unitsphere.modules.heads import projection_head
 from unitsphere.modules.slow_copy import follow, momentum_at
 from unitsphere.objectives.geometry import alignment, effective_rank, evenness, uniformity

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from unitsphere.config.resolve import Layer, resolve
-from unitsphere.methods.build import build_learner
+from unitsphere.config.layers import Layer
+from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.learner import Moment
+from unitsphere.methods.resolve import resolve
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.step import PlainStep, RecordedStep, compile_networks, set_rate
 

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 import unitsphere
 from unitsphere.common.errors import UsageError
 from unitsphere.common.terminal import describe
-from unitsphere.config.resolve import Layer, resolve
-from unitsphere.methods.build import build_learner
+from unitsphere.config.layers import Layer
+from unitsphere.methods.learners.build import build_learner
+from unitsphere.methods.resolve import resolve
 from unitsphere.training.loop import Stopped
 
 

@@ -13,19 +13,21 @@ from conftest import command, write_images
 
 import unitsphere
 from unitsphere.common.errors import UnitsphereError, UsageError
-from unitsphere.config.resolve import Layer, resolve
+from unitsphere.config.layers import Layer
 from unitsphere.config.sizing import Facts
 from unitsphere.data.source import open_images
-from unitsphere.methods.build import build_learner
+from unitsphere.jobs.pretrain import choose_speed
+from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.learner import Moment
+from unitsphere.methods.resolve import resolve
 from unitsphere.optimisation.optimisers import build_optimizer
-from unitsphere.runs.checkpoint import load_checkpoint, restore_training_state, save_checkpoint, training_state
+from unitsphere.runs.checkpoint import restore_training_state, training_state
 from unitsphere.runs.run import Run
 from unitsphere.training import prepare as prepare_module
 from unitsphere.training.loop import Plan
-from unitsphere.training.pretrain import choose_speed
 from unitsphere.training.step import PlainStep
 from unitsphere.training.telemetry import Diverged
+from unitsphere.weights.files import load_tensors, save_tensors
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 16, "queue_size": 64, "bn_groups": 2, "epochs": 2}
 SMALL |= {"device": "cpu", "tensorboard": False}
@@ -47,9 +49,9 @@ def test_a_checkpoint_gives_back_values_and_memory_layouts(optimizer, tmp_path):
     method, used = fresh()
     inputs = method.inputs(16, Moment(0, 1, 0, 1), torch.Generator())
     PlainStep(method, used)([torch.randn(16, 3, 16, 16) for _ in range(2)], inputs, 0.1)
-    save_checkpoint(tmp_path / "c.safetensors", training_state(method, used), {})
+    save_tensors(tmp_path / "c.safetensors", training_state(method, used), {})
     other, restored = fresh()
-    restore_training_state(other, restored, load_checkpoint(tmp_path / "c.safetensors")[0])
+    restore_training_state(other, restored, load_tensors(tmp_path / "c.safetensors")[0])
     before, after = training_state(method, used), training_state(other, restored)
     assert before.keys() == after.keys() and len(before) > len(method.state_dict())
     for name in before:
@@ -102,9 +104,7 @@ def test_weights_that_are_lost_are_never_saved(tmp_path):
             "moco-v2", data=pictures(), out=run.path, **SMALL, lr=1e30, log_every=1000, save_minutes=1e-9
         )
     for _, path in run.checkpoints():
-        assert all(
-            tensor.isfinite().all() for tensor in load_checkpoint(path)[0].values() if tensor.is_floating_point()
-        )
+        assert all(tensor.isfinite().all() for tensor in load_tensors(path)[0].values() if tensor.is_floating_point())
 
 
 def test_what_cannot_work_is_refused_before_a_folder_is_made(tmp_path):

@@ -15,15 +15,16 @@ from unitsphere.analysis import hardness
 from unitsphere.analysis.request import AnalysisRequest
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator
-from unitsphere.config.resolve import Layer, resolve
+from unitsphere.config.layers import Layer
 from unitsphere.config.sizing import Facts
 from unitsphere.data.images import Images
 from unitsphere.data.source import open_images
 from unitsphere.evaluation.linear import PROTOCOLS, LinearProtocol, linear
 from unitsphere.evaluation.protocols import adapted
 from unitsphere.features.extract import CachedFeatures
-from unitsphere.methods.build import build_learner
+from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.learner import Moment
+from unitsphere.methods.resolve import resolve
 from unitsphere.modules.norms import part_batch_norms
 from unitsphere.objectives.contrastive import NOTHING
 from unitsphere.objectives.mixing import Mixing, synthesise

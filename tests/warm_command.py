@@ -12,7 +12,7 @@ import sys
 
 import unitsphere.cli
 
-for name in ("torch.utils.tensorboard", "unitsphere.training.pretrain", "unitsphere.evaluation.evaluate"):
+for name in ("torch.utils.tensorboard", "unitsphere.jobs.pretrain", "unitsphere.evaluation.evaluate"):
     importlib.import_module(name)
 
 

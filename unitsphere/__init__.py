@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from unitsphere.common.errors import UnitsphereError, UsageError
     from unitsphere.evaluation.embed import embed
     from unitsphere.evaluation.evaluate import evaluate
-    from unitsphere.training.pretrain import pretrain
-    from unitsphere.weights.loading import load_backbone, load_transform
+    from unitsphere.jobs.pretrain import pretrain
+    from unitsphere.runs.loading import load_backbone, load_transform
 
 # Loaded when first used, so that `import unitsphere` and `unitsphere --help` do not wait for torch.
 _WHERE = {
     "analyse": "unitsphere.analysis.analyse",
-    "pretrain": "unitsphere.training.pretrain",
+    "pretrain": "unitsphere.jobs.pretrain",
     "evaluate": "unitsphere.evaluation.evaluate",
     "embed": "unitsphere.evaluation.embed",
-    "load_backbone": "unitsphere.weights.loading",
-    "load_transform": "unitsphere.weights.loading",
+    "load_backbone": "unitsphere.runs.loading",
+    "load_transform": "unitsphere.runs.loading",
     "UnitsphereError": "unitsphere.common.errors",
     "UsageError": "unitsphere.common.errors",
 }

@@ -13,7 +13,7 @@ from unitsphere.analysis.replay import Replay, Snapshot, contrastive
 from unitsphere.analysis.request import AnalysisRequest, number, numbers, three
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator
-from unitsphere.methods.build import mixing as mixing_of
+from unitsphere.methods.learners.build import mixing as mixing_of
 from unitsphere.methods.learners.contrastive import Comparison, ContrastiveLearner
 from unitsphere.objectives.contrastive import NOTHING, scores
 from unitsphere.objectives.mixing import Mixing, false_parents, highest_score, proxy_accuracy, synthesise

@@ -16,18 +16,21 @@ from unitsphere.analysis.request import AnalysisRequest
 from unitsphere.common.devices import pick_precision, send
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator
-from unitsphere.config.families import ContrastiveConfig
-from unitsphere.config.resolve import Layer, Resolved, resolve
+from unitsphere.config.layers import Layer
 from unitsphere.data.loader import Loader
-from unitsphere.methods.build import build_learner
+from unitsphere.methods.catalogue import find_method
+from unitsphere.methods.contrastive import ContrastiveConfig
+from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.contrastive import Comparison, ContrastiveLearner
 from unitsphere.methods.learners.learner import Moment
+from unitsphere.methods.resolve import Resolved, resolve
 from unitsphere.modules.names import CUSTOM
-from unitsphere.runs.checkpoint import load_checkpoint, part
 from unitsphere.runs.run import Run
 from unitsphere.training.loop import Plan
 from unitsphere.training.make_views import MakeViews
 from unitsphere.training.prepare import Prepared, labelled
+from unitsphere.weights.files import load_tensors
+from unitsphere.weights.names import part
 
 
 def contrastive(run: Run) -> ContrastiveConfig:
@@ -52,7 +55,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, checkpoint: Path, device: torch.device) -> Snapshot:
-        tensors, meta = load_checkpoint(checkpoint)
+        tensors, meta = load_tensors(checkpoint)
         config = resolve(Layer(str(checkpoint), meta["config"])).config
         method = build_learner(config)
         assert isinstance(method, ContrastiveLearner)
@@ -93,7 +96,9 @@ class Replay:
         plan = Plan(len(images), config.batch_size, config.epochs, config.seed)
         precision = pick_precision(config.precision, ask.device)
         self.make_views = ask.views(config, 1 + config.keys)
-        self.prepared = Prepared(Resolved(config, {}), images, ask.data, None, ask.device, precision, plan)
+        self.prepared = Prepared(
+            Resolved(find_method(config.method, None), config, {}), images, ask.data, None, ask.device, precision, plan
+        )
         batches = max(1, min(self.queries, len(images)) // plan.batch_size)
         order = torch.randperm(len(images), generator=generator(ask.seed, "analysis-order"))
         self.chosen = order[: batches * plan.batch_size]

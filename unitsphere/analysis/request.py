@@ -12,15 +12,15 @@ from torch import Tensor
 from unitsphere.common.errors import UsageError, check_word
 from unitsphere.common.randomness import generator
 from unitsphere.common.terminal import MakeProgress
-from unitsphere.config.resolve import Config
-from unitsphere.data.source import Data, Images
+from unitsphere.config.config import Config
+from unitsphere.data.source import Data, Images, refuse_unnamed_source
 from unitsphere.evaluation.evaluate import Subject
 from unitsphere.modules.names import CUSTOM
-from unitsphere.runs.checkpoint import load_checkpoint
+from unitsphere.runs.loading import from_checkpoint
 from unitsphere.runs.run import Run
 from unitsphere.training.make_views import MakeViews, make_views_of
 from unitsphere.training.prepare import open_split
-from unitsphere.weights.loading import from_checkpoint
+from unitsphere.weights.files import load_tensors
 
 CPU = torch.device("cpu")
 
@@ -51,6 +51,7 @@ class AnalysisRequest:
         config = run.config
         if self.data is None and config.data == CUSTOM:
             raise UsageError(f"data: {run.path} was trained on data given from Python: give the same data again.")
+        refuse_unnamed_source(config.data, self.data)
         found = open_split(config, config.data if self.data is None else self.data, split)
         if limit is None or limit >= len(found):
             return found
@@ -65,7 +66,7 @@ class AnalysisRequest:
 
     def subject(self, run: Run, checkpoint: Path, features: str) -> Subject:
         """The frozen backbone of a checkpoint (features "backbone"), or backbone and head ("embedding")."""
-        loaded = from_checkpoint(*load_checkpoint(checkpoint), name=str(checkpoint), features=features, run=run)
+        loaded = from_checkpoint(*load_tensors(checkpoint), name=str(checkpoint), features=features, run=run)
         return Subject(loaded, self.device, self.batch_size, self.progress)
 
     def checkpoints(self, run: Run) -> list[Path]:

@@ -66,13 +66,14 @@ def add_methods(commands: Any) -> None:
 
 
 def run_methods(options: argparse.Namespace) -> None:
-    from unitsphere.config.catalogue import METHODS
     from unitsphere.config.recipes import RECIPES
+    from unitsphere.methods.catalogue import METHODS
 
     for name, method in METHODS.items():
-        print(f"{name}: {method.title} ({method.paper})")
-        print(f"    needs     {method.needs}")
-        print(f"    settings  {', '.join(f'{key} {value}' for key, value in method.patch.items())}")
+        about = method.about
+        print(f"{name}: {about.title} ({about.paper})")
+        print(f"    needs     {about.needs}")
+        print(f"    settings  {', '.join(f'{key} {value}' for key, value in about.defaults.items())}")
     print(f"\nrecipes (chosen by the data's name, or --recipe): {', '.join(RECIPES)}")
 
 

@@ -17,7 +17,7 @@ class OnlyOnce(argparse.Action):
 
 
 def add_commands(commands: Any) -> None:
-    from unitsphere.config.families import SECTIONS
+    from unitsphere.methods.catalogue import SECTIONS
 
     command = add_command(
         commands,
@@ -83,7 +83,7 @@ def shown(value: Any) -> str:
 
 
 def given_fields(options: argparse.Namespace) -> dict[str, Any]:
-    from unitsphere.config.families import FIELDS
+    from unitsphere.methods.catalogue import FIELDS
 
     chosen = {name: value for name, value in vars(options).items() if name in FIELDS and value is not None}
     optional = {name for name, field in FIELDS.items() if type(None) in get_args(field.annotation)}
@@ -93,17 +93,18 @@ def given_fields(options: argparse.Namespace) -> dict[str, Any]:
 def run_pretrain(options: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from unitsphere.config.resolve import Layer, read_file, resolve
+    from unitsphere.config.layers import Layer, read_file
+    from unitsphere.methods.resolve import request
 
     given = Layer("command line", given_fields(options))
     file = Layer(f"file {options.config}", read_file(options.config)) if options.config else None
     if not options.resume:
-        resolve(given, file=file)  # a wrong field is told before torch is loaded
+        request(given, file)  # a wrong field is told before torch is loaded
 
     from unitsphere.common.distributed import process_group, rank, world
+    from unitsphere.jobs.pretrain import check, train
     from unitsphere.runs.run import Run
     from unitsphere.training.prepare import prepare
-    from unitsphere.training.pretrain import check, train
 
     run = Run(Path(options.out))
     with process_group():
@@ -125,7 +126,7 @@ def print_plan(prepared: Any, everything: bool) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from unitsphere.config.resolve import as_table
+    from unitsphere.methods.resolve import as_table
 
     table = Table(box=None, pad_edge=False)
     for heading in ("field", "value", "from"):
@@ -153,8 +154,8 @@ def print_estimate(prepared: Any, ranks: int) -> None:
     from rich.console import Console
 
     from unitsphere.common.errors import UnitsphereError, UsageError
+    from unitsphere.jobs.pretrain import memory_errors
     from unitsphere.training.estimate import estimate_memory, estimate_time, take_sample
-    from unitsphere.training.pretrain import memory_errors
 
     console = Console(highlight=False)
     sample = take_sample(prepared)

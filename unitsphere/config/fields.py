@@ -1,7 +1,7 @@
-"""Every field of a pre-training run: its type, its bounds, its meaning.
+"""The fields that every pre-training run has: their types, bounds and meanings.
 
 The configuration is flat: one name means one thing, in a file, on the command line and as a keyword argument.
-The sections only group the fields for readers and for --help; `families.py` says which of them a method has.
+The sections only group the fields for readers and for --help. The fields of a method stand with it, in `methods/`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ Names = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
 
 
 class Section(BaseModel):
+    """Some fields that belong together. The docstring of each is its title in --help."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
@@ -100,114 +102,13 @@ class ViewFields(Section):
 class ModelFields(Section):
     """Model"""
 
-    backbone: str = Field("resnet50", description="resnet-tiny, resnet18 ... resnet152, timm:NAME, package:function")
+    backbone: str = Field(
+        "resnet50", description="resnet-tiny, resnet18 ... resnet152, timm:NAME, package.module:function"
+    )
     stem: Literal["imagenet", "small"] = Field("imagenet", description="small: 3x3 without max-pool, for small images")
     zero_init_residual: bool = Field(False, description="residual branches of a ResNet begin at zero")
     norm: Norm = Field("batch", description="norm of the backbone; standardised: group norm and weight standardisation")
     bn_groups: Count = Field(8, description="parts of the batch with batch statistics of their own (ShuffleBN)")
-
-
-class EmbeddingFields(Section):
-    """The embedding that the loss sees, and its slow copy"""
-
-    head: Literal["linear", "mlp", "mlp-bn", "mlp-bn-bn", "byol"] = Field(
-        "mlp", description="projection head; with batch norm after its first layer, or after both; or BYOL's"
-    )
-    hidden: Count | None = Field(None, description="width of the mlp head; default: as wide as the features")
-    dim: Count = Field(128, description="dimensions of the embedding")
-    head_norm: Norm = Field("batch", description="norm of the heads that have one; default: the backbone's")
-    key_momentum: Probability = Field(0.999, description="how slowly the slow copy follows, at first")
-    momentum_schedule: Literal["constant", "cosine"] = Field(
-        "constant", description="cosine: key_momentum grows to 1 over the run (BYOL)"
-    )
-
-
-class DispersionFields(Section):
-    """Forces that spread embeddings, for any loss of embeddings (MSBReg; reconstructed from its supplement)"""
-
-    singular_weight: NotNegative = Field(
-        0.0, description="lambda_s, of the singular value loss; nuclear pushes as the root of a step's images x views"
-    )
-    singular_form: Literal["nuclear", "gram", "correlation"] = Field("nuclear", description="form of that loss")
-    brownian_weight: NotNegative = Field(0.0, description="lambda_b, of the Brownian loss: a random force")
-    brownian_per_view: bool = Field(False, description="a force for each view, not for each image")
-    uniformity_weight: NotNegative = Field(0.0, description="of Wang & Isola's uniformity loss")
-
-
-class ContrastiveFields(Section):
-    """Contrastive learning"""
-
-    temperature: Positive = Field(0.2, description="scores are divided by it")
-    key_encoder: Literal["slow", "online"] = Field("slow", description="online: keys take a gradient too (SimCLR)")
-    negatives_from: Literal["queue", "batch"] = Field("queue", description="batch: keys of the batch's other images")
-    queue_size: Count = Field(65536, description="keys kept as negatives")
-    negatives: Count | None = Field(
-        None, description="K, negatives that a query meets, drawn from those at hand; default: all of them"
-    )
-    shared_draw: bool = Field(False, description="draw the K negatives once a step for all queries, not for each")
-    both_views: bool = Field(False, description="negatives of the batch are of both views, not of the key's alone")
-    alpha: Annotated[float, Field(gt=0, le=1e30)] | None = Field(
-        None, description="EqCo: weigh the negatives as if there were so many; default: K"
-    )
-    alpha_on: Literal["all", "real"] = Field("all", description="real: mixed negatives are not weighed by alpha")
-    symmetric: bool = Field(False, description="each view is query once and key once; the two losses add")
-    oracle: bool = Field(False, description="negatives of the image's own class do not count (needs labels)")
-
-
-class JointFields(Section):
-    """JCL: several keys of an image, and the limit of infinitely many"""
-
-    keys: Count = Field(1, description="M', keys of an image")
-    variance_weight: NotNegative = Field(0.0, description="lambda, weight of the variance of the positive scores")
-    variance_ramp: bool = Field(True, description="lambda grows linearly to its full value over the run")
-    normalise_mean: bool = Field(False, description="the mean key enters the queue with length 1")
-    positives: Literal["joint", "each", "repeated"] = Field(
-        "joint", description="each: a term for each key; repeated: the same as a batch as many times larger"
-    )
-    key_chunks: Count | None = Field(
-        None,
-        description="passes in which keys are encoded (with bn_groups 1 each has statistics of its own); "
-        "default: as many as leave the groups of the norms whole",
-    )
-
-
-class MixingFields(Section):
-    """MoCHi: synthetic negatives, mixed from hard ones"""
-
-    hardest: Count | None = Field(
-        1024, description="N, hardest negatives of a query, of which some are mixed; none: all"
-    )
-    pairs: int = Field(0, ge=0, description="s, mixtures of two of them")
-    with_query: int = Field(0, ge=0, description="s', mixtures of one of them and the query")
-    mixing_warmup: int = Field(0, ge=0, description="epochs before the first mixture")
-    mix_detach: bool = Field(True, description="a mixture with the query is a constant for the gradient")
-    mix_distinct: bool = Field(True, description="the two parents of a pair differ")
-    mix_rank_by: Literal["query", "key"] = Field("query", description="whose scores say which negatives are hardest")
-    mix_in: Literal["query", "key"] = Field("query", description="what with_query mixes with a negative")
-    mix_weigh: bool = Field(False, description="multiply the score of a mixture with the query by the query's share")
-    mix_temperature: Positive | None = Field(
-        None, description="draw parents by a softmax of their scores over this; default: evenly"
-    )
-    mix_until: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        None, description="add both kinds in turn until this share of the N highest scores is synthetic"
-    )
-
-
-class RegressionFields(Section):
-    """Regression: predict the slow copy's embedding of other views (BYOL, MSBReg)"""
-
-    view_count: Annotated[int, Field(ge=2)] = Field(2, description="K, views of an image")
-    centroid: Literal["others", "split", "all"] = Field(
-        "others", description="which centroids of views meet: one view and all others, of two halves, all and all"
-    )
-    joint_statistics: bool = Field(False, description="all views in one batch, so in one set of batch statistics")
-    lr_per_view: bool = Field(False, description="base_lr is multiplied by K (MSBReg)")
-
-
-class SupervisedFields(Section):
-    """Supervised learning"""
-
-    class_count: Count | None = Field(None, description="classes to tell apart; default: those of the data")
 
 
 class OptimisationFields(Section):

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from unitsphere.common.errors import UsageError, nearest
+from unitsphere.common.outside import installed_names, load_named, names_code
 from unitsphere.data.folder import folder_splits, is_image
 from unitsphere.data.images import Images, Splits
 from unitsphere.data.lists import LIST_SUFFIXES, read_list
@@ -30,6 +31,7 @@ from unitsphere.images.decode import suffixes
 
 __all__ = ["Images", "open_images", "open_splits"]
 
+SOURCES = "unitsphere.sources"  # entry points of other packages
 Data = str | Path | np.ndarray | Tensor | Dataset[Any] | Images
 
 
@@ -89,8 +91,19 @@ def open_splits(data: Data) -> Splits:
     raise UsageError(f"{type(data).__name__} is no data: give a name, a path, an array, a tensor or a torch Dataset.")
 
 
+def refuse_unnamed_source(data: Any, named_now: Any) -> None:
+    """Refuse data that is code of a module, unless the user names it in this call."""
+    if isinstance(data, str) and names_code(data.partition("=")[0]) and data != named_now and not Path(data).exists():
+        raise UsageError(
+            f"data: {data} is code of a module, and a file names it. Nothing is imported unless you name it yourself: "
+            f"--data {data} (data={data!r} in Python)."
+        )
+
+
 def _splits_of_text(text: str) -> Splits:
     name, equals, argument = text.partition("=")
+    if (names_code(name) and not Path(text).exists()) or (name not in NAMED and name in installed_names(SOURCES)):
+        return _splits_of_outside(name, argument or None)
     if name in NAMED:
         if equals and not argument:
             raise UsageError(f"Nothing follows the = in {text!r}.")
@@ -115,6 +128,22 @@ def _splits_of_text(text: str) -> Splits:
         f"{text} is neither a folder, nor a pack, nor a Parquet or tar file, nor a list of images "
         f"({', '.join(sorted(LIST_SUFFIXES))}: one path a line)."
     )
+
+
+def _splits_of_outside(name: str, argument: str | None) -> Splits:
+    """Of a source from another package: a function of the text behind the =, or of None, that gives what `open_images`
+    takes, or such data by split ("train" and "val")."""
+    found = load_named("data", name, SOURCES)(argument)
+    if not isinstance(found, dict):
+        return open_splits(found)
+    if wrong := found.keys() - {"train", "val"} or (not found and {"none"}):
+        raise UsageError(f"data: {name} gave the splits {', '.join(map(str, wrong))}; allowed: train, val.")
+    return {split: partial(_whole, data) for split, data in found.items()}
+
+
+def _whole(data: Data) -> Images:
+    (open_all,) = open_splits(data).values()
+    return open_all()
 
 
 def _shard_splits(path: Path, text: str) -> Splits | None:

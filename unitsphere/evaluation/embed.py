@@ -22,7 +22,7 @@ from unitsphere.evaluation.embedding import check_path, check_picture, near_dupl
 from unitsphere.evaluation.evaluate import MEMORY_ADVICE, check_classes, check_features, division
 from unitsphere.evaluation.subject import Subject
 from unitsphere.features.inputs import usable_rows
-from unitsphere.weights.loading import Spec, load
+from unitsphere.runs.loading import Spec, load
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from unitsphere.data.named import same_data
 from unitsphere.data.source import Data, open_images
 from unitsphere.evaluation.protocols import JUDGES, Verdict
 from unitsphere.evaluation.subject import Subject
-from unitsphere.weights.loading import ARCHITECTURE, Loaded, Spec, load
+from unitsphere.runs.loading import ARCHITECTURE, Loaded, Spec, load
 
 MEMORY_ADVICE = "Lower --batch-size, or --image-size for what is no run."
 
@@ -87,7 +87,7 @@ def evaluate(
         "backbone": loaded.name,
         "features": features,
         "constants": {"holdout": holdout, "classes": classes, **verdict.constants},
-        **(loaded.config.caveats if loaded.config else {}),
+        **(loaded.record.caveats if loaded.record else {}),
         **images_of(verdict, test),
     }
     if loaded.run is not None:
@@ -177,7 +177,7 @@ def division(
 
     The classes of a run are those of its own data; other data may not have them.
     """
-    own = loaded.config
+    own = loaded.record
     if holdout is None:
         holdout = own.holdout if own else 0.1
     if classes is None and own and same_data(own.data, data_name(data)):

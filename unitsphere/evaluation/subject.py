@@ -21,7 +21,7 @@ from unitsphere.evaluation.linear import LinearProtocol, LinearResult, linear
 from unitsphere.features.extract import AugmentedFeatures, CachedFeatures, extract
 from unitsphere.features.inputs import class_numbers, usable_rows
 from unitsphere.features.knn import knn
-from unitsphere.weights.loading import Loaded
+from unitsphere.runs.loading import Loaded
 
 USUAL_K = (20, 200)
 
@@ -64,7 +64,7 @@ class Subject:
 
     def loader(self, images: Images) -> Loader:
         """Photos much larger than the input are decoded at a reduced scale."""
-        seen, config = self.loaded.preprocess, self.loaded.config
+        seen, config = self.loaded.preprocess, self.loaded.record
         allowed = config.max_broken if config is not None else 0.01
         return loader_of(
             images,

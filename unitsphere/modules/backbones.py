@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -16,7 +13,8 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.common.extras import require
-from unitsphere.modules.names import BUILT_IN, TINY, WIDE, check_backbone
+from unitsphere.common.outside import load_named, names_code
+from unitsphere.modules.names import BACKBONES, BUILT_IN, TINY, WIDE, check_backbone
 
 
 class TinyResNet(nn.Module):
@@ -115,18 +113,27 @@ def with_stem(model: nn.Module, channels: int, stem: str) -> nn.Module:
 
 
 def build_backbone(
-    name: str, *, channels: int = 3, stem: str = "imagenet", zero_init_residual: bool = False
+    name: str,
+    *,
+    channels: int = 3,
+    stem: str = "imagenet",
+    zero_init_residual: bool = False,
+    named_now: str | None = None,
 ) -> nn.Module:
-    """A fresh backbone by name: a ResNet of torchvision, a wide one, `resnet-tiny`, `timm:NAME` or `package:function`.
+    """Build a fresh backbone by name: a ResNet of torchvision, a wide one, `resnet-tiny`, `timm:NAME`, an entry point
+    of an installed package, or `package.module:function`.
 
-    `package:function` is imported and called without arguments; what it returns must map images to features.
+    The last two are called without arguments; what they return must map images to features.
     zero_init_residual: the last norm of each residual branch begins with weight 0, so that the block is its shortcut.
+    named_now: the backbone that the user names in this call. `package.module:function` is imported only if it is this
+    one: a name that stands in a file would run whatever the file's author likes.
     """
     check_backbone(name)
     if name.startswith("timm:"):
         return timm_backbone(name.removeprefix("timm:"), channels)
     if name not in BUILT_IN:
-        return called(imported(name), name)
+        refuse_unnamed_code(name, named_now)
+        return called(load_named("backbone", name, BACKBONES), name)
     if name == TINY:
         backbone: nn.Module = TinyResNet(channels)
     elif name in WIDE:
@@ -157,17 +164,14 @@ def timm_backbone(name: str, channels: int, pretrained: bool = False) -> nn.Modu
         raise UnitsphereError(f"the weights of timm's {name} cannot be had: {error}") from error
 
 
-def imported(name: str) -> Callable[[], nn.Module]:
-    """The function package:function, also where the package lies in the working folder."""
-    module_name, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+def refuse_unnamed_code(name: str, named_now: str | None) -> None:
+    """Refuse a backbone that is code of a module, unless the user names it in this call."""
+    if names_code(name) and not name.startswith("timm:") and name != named_now:
         raise UsageError(
-            f"backbone: {name!r} cannot be imported: {error}. Write it as package.module:function."
-        ) from error
+            f"backbone: {name} is code of a module, and a file names it. Nothing is imported unless you name it "
+            f"yourself: --backbone {name} (backbone={name!r} in Python). Without it, build the module and give it to "
+            "unitsphere.load_backbone(run, into=module)."
+        )
 
 
 def called(make: Callable[[], nn.Module], name: str) -> nn.Module:

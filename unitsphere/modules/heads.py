@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from torch import nn
 
+from unitsphere.modules.image_norms import use_norm
+from unitsphere.modules.names import Norm
+from unitsphere.modules.norms import batch_norms
 
-def projection_head(kind: str, features: int, dim: int, hidden: int | None = None) -> nn.Module:
-    """A head by name; hidden is as wide as the features unless given.
+
+def projection_head(kind: str, features: int, dim: int, hidden: int | None = None, norm: Norm = "batch") -> nn.Module:
+    """A head by name; hidden is as wide as the features unless given. norm: of the heads that have one.
 
     linear (MoCo v1); mlp (MoCo v2): fc-ReLU-fc; mlp-bn (SimCLR): fc-BN-ReLU-fc, the first without the bias that the
     norm undoes; mlp-bn-bn (SiMo): fc-BN-ReLU-fc-BN, no biases, weights from N(0, 0.01); byol: fc-BN-ReLU-fc, the
     first with a bias and the last without, as in its released code.
     """
-    hidden = hidden or features
+    head = _projection_head(kind, features, dim, hidden or features)
+    if batch_norms(head):  # one without norms keeps none
+        use_norm(head, norm)
+    return head
+
+
+def _projection_head(kind: str, features: int, dim: int, hidden: int) -> nn.Module:
     if kind == "linear":
         return nn.Linear(features, dim)
     if kind == "mlp":

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from unitsphere.config.families import Config
-
 ETA = 1e-3  # LARS's trust coefficient
 
 
-def build_optimizer(config: Config, method: nn.Module) -> torch.optim.Optimizer:
+class Settings(Protocol):
+    """What an optimiser is built from; a run's configuration has all of it."""
+
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def nesterov(self) -> bool: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def decays_norms(self) -> bool: ...
+
+
+def build_optimizer(config: Settings, method: nn.Module) -> torch.optim.Optimizer:
     """Over what takes a gradient. On CUDA fused, with a rate that a recorded graph can read."""
     groups = parameter_groups(method, config.weight_decay, config.decays_norms)
     device = next(method.parameters()).device

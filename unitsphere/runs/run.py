@@ -1,6 +1,7 @@
 """A run is a folder that explains itself.
 
 config.json       the whole configuration; starts the same run again
+record.json       what is needed to use its backbone: architecture, image size, normalisation
 run.json          versions, hardware, where each setting came from, where it was begun
 metrics.jsonl     one JSON object a line
 events/           the same for TensorBoard
@@ -35,8 +36,11 @@ from unitsphere.common.distributed import rank
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.common.files import write_text
 from unitsphere.common.terminal import warn
-from unitsphere.config.resolve import Config, Layer, Resolved, read_file, resolve
-from unitsphere.runs.checkpoint import load_checkpoint, save_checkpoint
+from unitsphere.config.config import Config
+from unitsphere.config.layers import Layer, read_file
+from unitsphere.methods.resolve import Resolved, resolve
+from unitsphere.runs.record import Record
+from unitsphere.weights.files import FORMAT, load_tensors, save_tensors
 
 try:
     import fcntl
@@ -78,11 +82,36 @@ class Run:
         return self.path / "checkpoints"
 
     @property
+    def record_file(self) -> Path:
+        return self.path / "record.json"
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        """The fields of the configuration as they were written."""
+        return read_file(self.config_file)
+
+    @property
     def config(self) -> Config:
+        """The configuration of a run with one of the named methods."""
         try:
-            return resolve(Layer(str(self.config_file), read_file(self.config_file))).config
+            return resolve(Layer(str(self.config_file), self.saved)).config
         except UsageError as error:
             raise UsageError(f"{self.config_file} is damaged or of another version:\n{error}") from error
+
+    @property
+    def record(self) -> Record:
+        """What is needed to use the run's backbone, readable without its method."""
+        if self.record_file.is_file():
+            return Record.read({"record": read_file(self.record_file)}, str(self.record_file))
+        return Record.read({"config": self.saved}, str(self.config_file))
+
+    def state(self) -> tuple[bytes | None, tuple[str, ...]]:
+        """What tells whether another process has trained here since: the configuration and the checkpoints' names."""
+        try:
+            written = self.config_file.read_bytes()
+        except OSError:
+            written = None
+        return written, tuple(path.name for _, path in self.checkpoints())
 
     def exists(self) -> bool:
         """Whether a run is there. An empty folder is nothing, and neither is what a kill left half; anything else that
@@ -120,9 +149,10 @@ class Run:
         file.flush()
         return file
 
-    def create(self, resolved: Resolved, *, resumes: bool = False) -> None:
+    def create(self, resolved: Resolved, record: Record, *, resumes: bool = False) -> None:
         """Make the folder and write down what is about to happen. A resumed run keeps its first account."""
         about = {
+            "format": FORMAT,
             "unitsphere": unitsphere.__version__,
             "commit": commit(),
             "python": platform.python_version(),
@@ -143,6 +173,7 @@ class Run:
             for leftover in [*self.path.glob(LEFTOVER), *self.checkpoints_folder.glob(LEFTOVER)]:
                 leftover.unlink()
             self.write_config(resolved.config)  # first: a folder with it can be resumed
+            write_text(self.record_file, record.model_dump_json(indent=2) + "\n")
             if not resumes:
                 write_text(self.path / "run.json", json.dumps(about, indent=2) + "\n")
             self.checkpoints_folder.mkdir(exist_ok=True)
@@ -174,11 +205,11 @@ class Run:
             raise UsageError(f"{self.path} has no checkpoint yet.")
         for (_, path), (_, earlier) in pairwise(reversed(checkpoints)):
             try:
-                return load_checkpoint(path, tensors)
+                return load_tensors(path, tensors)
             except UnitsphereError as error:
                 if rank() == 0:
                     warn(f"{error}; {earlier.name} is taken instead.")
-        return load_checkpoint(checkpoints[0][1], tensors)
+        return load_tensors(checkpoints[0][1], tensors)
 
     def set_aside(self, after: int) -> None:
         """Later checkpoints than that of a step could not be read: they must not count as the latest."""
@@ -191,7 +222,7 @@ class Run:
         path = self.checkpoints_folder / f"step-{step:08d}.safetensors"
         try:
             self.checkpoints_folder.mkdir(parents=True, exist_ok=True)
-            save_checkpoint(path, tensors, {"step": step, **meta})
+            save_tensors(path, tensors, {"step": step, "record": self.record.model_dump(mode="json"), **meta})
         except Exception as error:
             # safetensors reports a full disk as its own error; whatever failed, the user must hear what is left.
             raise UnitsphereError(

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 
 from unitsphere.common.errors import UsageError, check_word
 from unitsphere.config.fields import Count, Positive, Section
-from unitsphere.config.resolve import explain
+from unitsphere.methods.resolve import explain
 from unitsphere.studies.study import Job, Measured, Settings, address
 
 

@@ -19,9 +19,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from unitsphere.common.errors import UnitsphereError, UsageError, check_word
-from unitsphere.config.families import INCIDENTAL
-from unitsphere.config.resolve import Layer, merge, resolve
+from unitsphere.config.config import INCIDENTAL
+from unitsphere.config.layers import Layer, merge
 from unitsphere.data.named import without_path
+from unitsphere.methods.resolve import resolve
 from unitsphere.studies.judging import judge, settings_of
 from unitsphere.studies.study import Begun, Job, Measured, Settings, address
 
@@ -131,9 +132,9 @@ def name_of_run(fields: Settings) -> str:
 def trained(fields: Settings, runs: Path, device: str) -> Run:
     """The run with these fields: if it was interrupted it is resumed, if it is finished nothing is done. One that was
     begun goes on as it was begun: on its device, with the epochs that it keeps."""
+    from unitsphere.jobs.pretrain import pretrain
     from unitsphere.runs.run import Run
     from unitsphere.training.loop import Stopped
-    from unitsphere.training.pretrain import pretrain
 
     folder = runs / name_of_run(fields)
     known = {name: value for name, value in fields.items() if name != CONTINUED_AT}

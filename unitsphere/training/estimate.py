@@ -20,18 +20,17 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from unitsphere.common.errors import UnitsphereError
 from unitsphere.common.machine import worker_count
 from unitsphere.common.randomness import generator
-from unitsphere.config.families import Config
+from unitsphere.config.config import Config
 from unitsphere.data.images import evenly
 from unitsphere.data.loader import fits
 from unitsphere.images.canvas import Canvas
 from unitsphere.images.decode import BrokenImage, decode
-from unitsphere.methods.build import build_learner
 from unitsphere.methods.learners.contrastive import ContrastiveLearner
 from unitsphere.methods.learners.learner import Inputs, Learner, Moment
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.make_views import make_views_of
 from unitsphere.training.prepare import Prepared
-from unitsphere.training.pretrain import choose_speed
+from unitsphere.training.speed import choose_speed
 from unitsphere.training.step import AUTOCAST, PlainStep, RecordedStep, TakeStep
 
 SAMPLE = 32  # images that are decoded to know all
@@ -89,7 +88,7 @@ def estimate_memory(prepared: Prepared, sample: Sample, ranks: int = 1) -> dict[
     """Bytes on the device of one of so many ranks at the peak of a step, by what they hold. What kernels need to work
     in comes on top of it."""
     config = share_of(prepared.config, ranks)
-    method = build(config)
+    method = prepared.build(config)
     image = config.channels * config.image_size**2 * 4
     trained = nbytes(parameter for parameter in method.parameters() if parameter.requires_grad)
     queue = getattr(method, "queue", None)
@@ -163,13 +162,6 @@ def key_copies(config: Config, method: Learner, ranks: int) -> int:
     return copies * math.ceil(method.keys * config.batch_size / (ranks * passes))
 
 
-def build(config: Config) -> Learner:
-    method = build_learner(config)
-    if config.accumulate > 1:
-        method.split(config.accumulate)
-    return method
-
-
 def inputs_of(config: Config, method: Learner) -> dict[str, Tensor]:
     """Of the last step of a run, when all that begins late has begun."""
     last = Moment(config.epochs - 1, config.epochs, config.epochs - 1, config.epochs)
@@ -221,7 +213,7 @@ def saved_bytes(method: Learner, views: list[Tensor], inputs: Inputs, precision:
 def time_step(prepared: Prepared, config: Config, sample: Sample) -> float:
     """Seconds of a step on the device, the making of its views included."""
     device = prepared.device
-    method = build(config).to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    method = prepared.build(config).to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     plain = PlainStep(method, build_optimizer(config, method), precision=prepared.precision, clip_norm=config.clip_norm)
     make_views = make_views_of(config, method.views, None)
     canvas = sample.canvas.to(device).select(torch.arange(config.batch_size) % len(sample.canvas))

@@ -18,17 +18,17 @@ from unitsphere.common.devices import send
 from unitsphere.common.distributed import any_rank, average, averaging_gradients, gather, mine, rank, world
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.common.randomness import generator, stream
-from unitsphere.config.resolve import Config
+from unitsphere.config.config import Config
 from unitsphere.data.loader import Loader
 from unitsphere.methods.learners.learner import Learner, Moment, StepOutput
 from unitsphere.modules.norms import running_statistics
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.optimisation.schedules import learning_rate
-from unitsphere.runs.checkpoint import part
 from unitsphere.runs.run import Run
 from unitsphere.training.make_views import MakeViews
 from unitsphere.training.step import PlainStep, RecordedStep, TakeStep
 from unitsphere.training.telemetry import Listener, Log, Meter, check_finite, check_state, spread, warnings
+from unitsphere.weights.names import part
 
 
 class Stopped(UnitsphereError):

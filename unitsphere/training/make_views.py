@@ -12,7 +12,8 @@ from torch import Tensor
 from unitsphere.common.devices import send
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator, stream
-from unitsphere.config.resolve import Config, policies
+from unitsphere.config.config import Config
+from unitsphere.config.images import policies
 from unitsphere.data.loader import Loader
 from unitsphere.images.canvas import Canvas
 from unitsphere.views.apply import apply, render

@@ -1,4 +1,4 @@
-"""From a configuration to a method."""
+"""From a method's configuration to what trains: the builders of the named families, and the one that calls them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,36 @@ from torch import nn
 from unitsphere.common.distributed import world
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator, stream
-from unitsphere.config.families import Config, ContrastiveConfig, EmbeddingConfig, RegressionConfig, SupervisedConfig
-from unitsphere.config.fields import DispersionFields
+from unitsphere.config.config import Config
+from unitsphere.methods.catalogue import find_method
+from unitsphere.methods.contrastive import ContrastiveConfig
+from unitsphere.methods.declaration import Method
+from unitsphere.methods.embedding import DispersionFields, EmbeddingConfig
 from unitsphere.methods.learners.contrastive import ContrastiveLearner
 from unitsphere.methods.learners.dispersion import Dispersion
 from unitsphere.methods.learners.learner import Learner
 from unitsphere.methods.learners.regression import RegressionLearner
 from unitsphere.methods.learners.supervised import SupervisedLearner
+from unitsphere.methods.regression import RegressionConfig
+from unitsphere.methods.supervised import SupervisedConfig
 from unitsphere.modules.backbones import build_backbone, feature_dim
 from unitsphere.modules.encoder import Encoder, Projection
 from unitsphere.modules.heads import projection_head
 from unitsphere.modules.image_norms import use_norm
-from unitsphere.modules.norms import batch_norms, part_batch_norms
+from unitsphere.modules.norms import part_batch_norms
 from unitsphere.modules.queue import KeyQueue
 from unitsphere.objectives.mixing import Mixing
 
 
-def build_learner(config: Config, backbone: nn.Module | None = None) -> Learner:
-    """The method of a configuration, freshly initialised from its seed. `backbone` replaces the configured one."""
+def build_learner(
+    config: Config, backbone: nn.Module | None = None, *, method: Method | None = None, named_now: str | None = None
+) -> Learner:
+    """Build what trains, freshly initialised from the configuration's seed.
+
+    backbone: replaces the configured one. method: of the configuration; by default the named one. named_now: the
+    backbone that the user names in this call; only this code may be imported (`build_backbone`).
+    """
+    method = method or find_method(config.method, None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(config.seed, "init"))
         if backbone is None:
@@ -34,15 +46,10 @@ def build_learner(config: Config, backbone: nn.Module | None = None) -> Learner:
                 channels=config.channels,
                 stem=config.stem,
                 zero_init_residual=config.zero_init_residual,
+                named_now=named_now,
             )
         use_norm(backbone, config.norm)
-        features = feature_dim(backbone, config.channels, config.image_size)
-        if isinstance(config, ContrastiveConfig):
-            return build_contrastive(config, backbone, features)
-        if isinstance(config, RegressionConfig):
-            return build_regression(config, backbone, features)
-        assert isinstance(config, SupervisedConfig)
-        return build_supervised(config, backbone, features)
+        return method.build(config, backbone, feature_dim(backbone, config.channels, config.image_size))
 
 
 def build_contrastive(config: ContrastiveConfig, backbone: nn.Module, features: int) -> ContrastiveLearner:
@@ -140,10 +147,7 @@ def build_supervised(config: SupervisedConfig, backbone: nn.Module, features: in
 
 
 def build_head(config: EmbeddingConfig, features: int) -> nn.Module:
-    head = projection_head(config.head, features, config.dim, config.hidden)
-    if batch_norms(head):  # idle.py tells who asked for another norm of a head that has none
-        use_norm(head, config.head_norm)
-    return head
+    return projection_head(config.head, features, config.dim, config.hidden, config.head_norm)
 
 
 def dispersion(config: EmbeddingConfig) -> Dispersion:

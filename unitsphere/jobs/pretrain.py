@@ -10,32 +10,28 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from unitsphere.common.devices import memory_errors as out_of_memory
-from unitsphere.common.distributed import barrier, process_group, rank, world
+from unitsphere.common.distributed import any_rank, barrier, process_group, rank
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.common.terminal import Terminal, bars
-from unitsphere.config.families import ContrastiveConfig
-from unitsphere.config.resolve import Layer, read_file
+from unitsphere.config.layers import Layer, read_file
 from unitsphere.data.broken import describe
-from unitsphere.methods.build import build_learner
+from unitsphere.jobs.summary import summarise
 from unitsphere.methods.learners.learner import Learner
-from unitsphere.modules.names import BUILT_IN
+from unitsphere.modules.names import CUSTOM
+from unitsphere.runs.loading import initialise
 from unitsphere.runs.run import Run
 from unitsphere.training.loop import Training
 from unitsphere.training.make_views import CustomView, make_views_of, try_view
+from unitsphere.training.online import OnlineKNN
 from unitsphere.training.prepare import Prepared, prepare
+from unitsphere.training.speed import choose_speed
 from unitsphere.training.step import compile_networks
-from unitsphere.training.summary import OnlineKNN, summarise
-from unitsphere.weights.loading import initialise
-
-# Compiling costs up to two minutes, of which a ResNet-50 has the most, and saves about a third of a step. Where norms
-# have groups it saves two thirds: 19 ms of a ResNet-18's, which takes 35 to 54 s.
-STEPS_THAT_PAY, GROUPED_STEPS_THAT_PAY = 4000, 3000
 
 
 def pretrain(
@@ -59,7 +55,7 @@ def pretrain(
     given = {name: value for name, value in given.items() if value is not None} | fields
     may_be_objects = {name: given[name] for name in ("data", "backbone", "views") if name in given}
     objects = {name: value for name, value in may_be_objects.items() if not isinstance(value, str | os.PathLike)}
-    given |= dict.fromkeys(objects, "custom")
+    given |= dict.fromkeys(objects, CUSTOM)
     for name in ("data", "init"):
         if isinstance(given.get(name), os.PathLike):
             given[name] = os.fspath(given[name])
@@ -93,7 +89,8 @@ def learn(
     custom: bool,
     views: CustomView | None,
 ) -> None:
-    """The run itself. custom: the backbone was given."""
+    """The run itself, under the folder's lock. custom: the backbone was given."""
+    refuse_changed(prepared, run)
     with bars() as progress:
         loader = prepared.loader(prepared.images, progress("reading images", len(prepared.images)))
     prepared.settle_statistics(loader)
@@ -111,7 +108,7 @@ def learn(
                 say_what_was_learnt(prepared, run, method, terminal, custom=custom, views=views)
             return
     if rank() == 0:
-        run.create(prepared.resolved, resumes=prepared.done is not None)
+        run.create(prepared.resolved, prepared.record, resumes=prepared.done is not None)
         run.set_aside(after=training.step)
     for note in prepared.resolved.notes:
         terminal.say(note)
@@ -131,6 +128,17 @@ def learn(
     say_what_was_learnt(prepared, run, method, terminal, custom=custom, views=views)
 
 
+def refuse_changed(prepared: Prepared, run: Run) -> None:
+    """The folder was looked at before it was locked: refuse it if another process has trained there since. Nothing has
+    been written yet."""
+    (changed,) = any_rank(run.state() != prepared.seen)
+    if changed:
+        raise UsageError(
+            f"out: another process has trained in {run.path} while this one was preparing. Nothing of it was touched. "
+            "Continue that run with --resume (resume=True in Python), or take another place for a new one."
+        )
+
+
 def say_what_was_learnt(
     prepared: Prepared, run: Run, method: Learner, terminal: Terminal, *, custom: bool, views: CustomView | None
 ) -> None:
@@ -143,30 +151,10 @@ def say_what_was_learnt(
         terminal.warn(f"summary: it could not be made: {error}")
 
 
-class Speed(NamedTuple):
-    compile: bool
-    record: bool
-
-
-def choose_speed(prepared: Prepared, steps: int, custom: bool) -> Speed:
-    """Compile where the steps to come pay it back, record where it is safe: by default with networks that we know.
-    What ranks say to each other is not recorded."""
-    config, cuda = prepared.config, prepared.device.type == "cuda"
-    known = cuda and not custom and config.backbone in BUILT_IN
-    pays = GROUPED_STEPS_THAT_PAY if config.bn_groups > world() else STEPS_THAT_PAY
-    recordable = cuda and world() == 1 and prepared.precision != "fp16"
-    return Speed(
-        compile=known and steps >= pays if config.compile is None else config.compile,
-        record=recordable and (known if config.record is None else config.record),
-    )
-
-
 def build(prepared: Prepared, backbone: nn.Module | None = None) -> Learner:
     """The method on its device, from its seed, or from the weights of --init unless a checkpoint will replace them."""
     config = prepared.config
-    method = build_learner(config, backbone)
-    if config.accumulate > 1:
-        method.split(config.accumulate)
+    method = prepared.build(backbone=backbone)
     if config.init and not prepared.done:
         initialise(method.backbone, config.init, config.channels)
         if method.slow is not None:
@@ -191,7 +179,7 @@ def check(prepared: Prepared) -> None:
 
 
 def refuse_absent_views(prepared: Prepared, views: CustomView | None) -> None:
-    if prepared.config.views == "custom" and views is None:
+    if prepared.config.views == CUSTOM and views is None:
         raise UsageError("views: custom views are a function: give it from Python, unitsphere.pretrain(views=...).")
 
 
@@ -219,9 +207,9 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
 
 def memory_errors(prepared: Prepared) -> AbstractContextManager[None]:
     config = prepared.config
-    queue = f" or --queue-size (now {config.queue_size})" if isinstance(config, ContrastiveConfig) else ""
+    fields = [f"--{name.replace('_', '-')} (now {value})" for name, value in config.memory_advice.items()]
     return out_of_memory(
-        f"Lower --batch-size (now {config.batch_size}), --image-size (now {config.image_size}){queue}, or use a "
-        f"smaller --backbone (now {config.backbone}); --accumulate 2 computes a step in two parts where that means the "
-        "same; with --resident false the images stay on the disk."
+        f"Lower {', '.join(fields[:-1])} or {fields[-1]}, or use a smaller --backbone (now {config.backbone}); "
+        "--accumulate 2 computes a step in two parts where that means the same; with --resident false the images "
+        "stay on the disk."
     )
