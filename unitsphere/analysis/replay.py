@@ -26,8 +26,8 @@ from unitsphere.modules.names import CUSTOM
 from unitsphere.runs.checkpoint import load_checkpoint, part
 from unitsphere.runs.run import Run
 from unitsphere.training.loop import Plan
-from unitsphere.training.make_views import MakeViews
 from unitsphere.training.prepare import Prepared, labelled
+from unitsphere.views.views import MakeViews
 
 
 def contrastive(run: Run) -> ContrastiveConfig:

@@ -84,7 +84,9 @@ class Loader:
     def _select(self, batches: Iterable[Tensor]) -> Iterator[tuple[Tensor, Canvas]]:
         for indices in batches:
             indices = indices.cpu().long()
-            yield self._delivered[indices], self._canvas.select(self._place[indices])
+            place, whole = self._place[indices], self._canvas
+            where = (whole.offsets[place], whole.heights[place], whole.widths[place])
+            yield self._delivered[indices], Canvas(whole.pixels, *where, whole.full_scale)
 
     def _stream(self, batches: Iterable[Tensor]) -> Iterator[tuple[Tensor, Canvas]]:
         """Pixels reach the device on a stream of their own, while it works on earlier ones."""

@@ -27,10 +27,11 @@ from unitsphere.methods.learners.learner import Learner
 from unitsphere.modules.names import BUILT_IN
 from unitsphere.runs.run import Run
 from unitsphere.training.loop import Training
-from unitsphere.training.make_views import CustomView, make_views_of, try_view
+from unitsphere.training.make_views import make_views_of, try_view
 from unitsphere.training.prepare import Prepared, prepare
 from unitsphere.training.step import compile_networks
 from unitsphere.training.summary import OnlineKNN, summarise
+from unitsphere.views.views import CustomView
 from unitsphere.weights.loading import initialise
 
 # Compiling costs up to two minutes, of which a ResNet-50 has the most, and saves about a third of a step. Where norms

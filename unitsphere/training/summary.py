@@ -23,9 +23,9 @@ from unitsphere.methods.learners.learner import Learner
 from unitsphere.modules.names import CUSTOM
 from unitsphere.objectives.geometry import alignment, effective_rank, feature_deviation, uniformity
 from unitsphere.runs.run import Run
-from unitsphere.training.make_views import MakeViews
 from unitsphere.training.prepare import Prepared
 from unitsphere.training.telemetry import COLLAPSED_DEVIATION, COLLAPSED_RANK, Listener
+from unitsphere.views.views import MakeViews
 
 HELD_OUT_IMAGES = 2000
 BANK_IMAGES = 20_000
