@@ -20,6 +20,7 @@ from unitsphere.views.apply import apply, crop_boxes, crop_numbers, parameters
 from unitsphere.views.draw import BRIGHTNESS, CONTRAST, HUE, SATURATION, Table, draw
 from unitsphere.views.policies import POLICIES, Policy
 from unitsphere.views.render import Frame, blur, grey, render, shift_hue
+from unitsphere.views.views import standard_views
 
 # float32 on values up to 1. The largest error is that of a resize weight: the centre of an output pixel
 # near input pixel 50 is rounded by up to 2e-6, and the colour factors magnify it up to threefold.
@@ -281,6 +282,17 @@ def test_a_mean_of_the_wrong_length_is_refused() -> None:
     canvas = Canvas.of(noise([(8, 8)], channels=1))
     with pytest.raises(UsageError, match=r"1 channels .* mean of 3"):
         apply(canvas, draw(Policy(), 1, generator(0, "views")), size=8, mean=PLAIN[0], std=PLAIN[1])
+
+
+def test_all_views_of_a_step_are_those_of_their_own_tables() -> None:
+    canvas, policies = Canvas.of(noise(RAGGED)), [EVERYTHING, POLICIES["moco-v1"]]
+    look = {"size": 16, "mean": (0.4, 0.5, 0.6), "std": (0.2, 0.25, 0.3)}
+    found = standard_views(policies, 3, seed=5, **look)(canvas, "views", 8, rank=1, ranks=2)
+    n = len(canvas)
+    for view, policy in enumerate([policies[0], policies[1], policies[0]]):  # they take turns
+        table = draw(policy, 2 * n, generator(5, "views", 8, view)).slice(n, 2 * n)
+        assert torch.equal(found[view], apply(canvas, table, **look))
+    assert len(found) == 3
 
 
 @pytest.mark.gpu

@@ -37,9 +37,8 @@ GRAIN = 9  # knots of the noise across the picture
 SCRAPS = (2, 5)
 
 QUARTERS = np.array([[-0.5, -0.5], [-0.5, 0.5], [0.5, -0.5], [0.5, 0.5]], np.float32)
-HUES = (
-    np.float32(2 * np.pi / 3) * np.arange(3, dtype=np.float32)[:, None, None]
-)  # red, green and blue a third of a turn apart
+# Red, green and blue a third of a turn apart, as planes of a picture.
+HUES = np.float32(2 * np.pi / 3) * np.arange(3, dtype=np.float32)[:, None, None]
 
 
 def shapes_splits(argument: str | None = None, seed: int = 0) -> Splits:
