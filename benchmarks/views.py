@@ -30,9 +30,10 @@ from benchmarks.measuring import Results, Row, milliseconds
 from unitsphere.common.devices import send
 from unitsphere.common.randomness import generator
 from unitsphere.images.canvas import Canvas
-from unitsphere.views.apply import Frame, Render, blur_reach, can_fuse, parameters, render
+from unitsphere.views.apply import can_fuse, parameters
 from unitsphere.views.draw import draw
 from unitsphere.views.policies import POLICIES, Policy
+from unitsphere.views.render import Frame, Render, blur_reach, render
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 ONE_BY_ONE = 32  # images of the row that is scaled to the batch

@@ -13,7 +13,8 @@ from scipy import stats
 from torchvision.transforms import RandomResizedCrop
 
 from unitsphere.common.randomness import generator
-from unitsphere.views.draw import HUE, Table, crop_boxes, draw
+from unitsphere.views.apply import crop_boxes
+from unitsphere.views.draw import HUE, Table, draw
 from unitsphere.views.policies import POLICIES, Policy
 
 # Fixed seeds make every draw here the same each time. A p-value under 1e-4 is a one in ten thousand

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from unitsphere.common.randomness import generator
 from unitsphere.images.canvas import Canvas
-from unitsphere.views.apply import Frame, apply, parameters, render
+from unitsphere.views.apply import apply, parameters
 from unitsphere.views.draw import Table, draw
 from unitsphere.views.policies import POLICIES, Policy
+from unitsphere.views.render import Frame, render
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")

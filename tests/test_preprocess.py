@@ -11,9 +11,9 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from unitsphere.images.canvas import Canvas
-from unitsphere.views.apply import Frame, render
 from unitsphere.views.evaluation import Preprocess
 from unitsphere.views.policies import Policy
+from unitsphere.views.render import Frame, render
 
 # See test_views.py: float32 positions of the resize, here divided by a std of 0.2.
 TOLERANCE = 5e-5

@@ -15,12 +15,12 @@ from torchvision.transforms.v2 import functional as F
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator
 from unitsphere.images.canvas import Canvas
-from unitsphere.views import resample as resample_module
-from unitsphere.views.apply import apply, axes, blur
-from unitsphere.views.colour import grey, jitter, shift_hue, solarise, turns
-from unitsphere.views.draw import BRIGHTNESS, CONTRAST, HUE, SATURATION, Table, crop_boxes, draw
+from unitsphere.views import apply as apply_module
+from unitsphere.views.apply import apply, crop_boxes, crop_numbers, parameters
+from unitsphere.views.draw import BRIGHTNESS, CONTRAST, HUE, SATURATION, Table, draw
 from unitsphere.views.policies import POLICIES, Policy
-from unitsphere.views.resample import cut, places
+from unitsphere.views.render import Frame, blur, grey, render, shift_hue
+from unitsphere.views.views import standard_views
 
 # float32 on values up to 1. The largest error is that of a resize weight: the centre of an output pixel
 # near input pixel 50 is rounded by up to 2e-6, and the colour factors magnify it up to threefold.
@@ -43,8 +43,16 @@ def as_float(image: np.ndarray, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def crop(canvas: Canvas, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
-    where = places(canvas, *axes(boxes, flip, size))
-    return cut(canvas.pixels, where, int(canvas.heights.max()), int(canvas.widths.max()), size) / canvas.full_scale
+    numbers = parameters(canvas, draw(Policy(), len(canvas), generator(0, "views")), size)
+    numbers[:, :10] = crop_numbers(canvas, boxes, flip, size)
+    height, width = int(canvas.heights.max()), int(canvas.widths.max())
+    return render(canvas.pixels, numbers, Frame(Policy(), size, height, width, canvas.full_scale, *PLAIN))
+
+
+def only(**operations: float) -> Policy:
+    """The whole picture, with these operations of EVERYTHING and no others."""
+    nothing = dict.fromkeys(("jitter", "grey", "blur", "solarise", "flip"), 0.0)
+    return replace(EVERYTHING, crop_scale=None, **{**nothing, **operations})
 
 
 def noise_batch(n: int, size: int, channels: int = 3) -> Tensor:
@@ -149,7 +157,7 @@ def test_memory_is_bounded_by_chunks_that_change_nothing(monkeypatch: pytest.Mon
     canvas = Canvas.of(noise(RAGGED))
     table = draw(EVERYTHING, len(RAGGED), generator(2, "views"))
     whole = apply(canvas, table, size=24, mean=PLAIN[0], std=PLAIN[1])
-    monkeypatch.setattr(resample_module, "CHUNK_BYTES", 3 * 4 * 81 * 130 * 2)  # two padded images
+    monkeypatch.setattr(apply_module, "CHUNK_BYTES", 3 * 4 * 81 * 130 * 2)  # two padded images
     torch.testing.assert_close(apply(canvas, table, size=24, mean=PLAIN[0], std=PLAIN[1]), whole)
 
 
@@ -167,20 +175,19 @@ def test_blur_equals_torchvision(size: int) -> None:
 def test_jitter_equals_torchvision_in_all_24_orders() -> None:
     orders = torch.tensor(list(permutations(range(4))))
     n = len(orders)
-    table = draw(EVERYTHING, n, generator(3, "views"))
-    table = replace(table, order=orders, jitter=torch.ones(n, dtype=torch.bool))
-    x = noise_batch(n, 16)
-    found = jitter(x, turns(table, colour=True))
+    table = replace(draw(only(jitter=1.0), n, generator(3, "views")), order=orders)
+    images = noise([(16, 16)] * n)
+    found = apply(Canvas.of(images), table, size=16, mean=PLAIN[0], std=PLAIN[1])
     for i in range(n):
-        expected = torchvision_jitter(x[i], orders[i].tolist(), table.factors[i].tolist())
+        expected = torchvision_jitter(as_float(images[i]), orders[i].tolist(), table.factors[i].tolist())
         torch.testing.assert_close(found[i], expected, atol=TOLERANCE, rtol=0)
 
 
 def test_images_without_jitter_stay_bit_for_bit() -> None:
-    table = draw(replace(EVERYTHING, jitter=0.5), 64, generator(4, "views"))
-    x = noise_batch(64, 8)
-    found = jitter(x, turns(table, colour=True))
-    same = (found == x).flatten(1).all(dim=1)
+    table = draw(only(jitter=0.5), 64, generator(4, "views"))
+    images = noise([(8, 8)] * 64)
+    found = apply(Canvas.of(images), table, size=8, mean=PLAIN[0], std=PLAIN[1])
+    same = (found == torch.stack([as_float(image) for image in images])).flatten(1).all(dim=1)
     assert torch.equal(same, ~table.jitter)
 
 
@@ -196,7 +203,10 @@ def test_hue_equals_torchvision_with_grey_black_white_and_pure_pixels() -> None:
 def test_grey_and_solarise_equal_torchvision() -> None:
     x = noise_batch(3, 9)
     torch.testing.assert_close(grey(x), F.rgb_to_grayscale(x), atol=0, rtol=0)
-    torch.testing.assert_close(solarise(x, 0.3), F.solarize(x, 0.3), atol=0, rtol=0)
+    image = noise([(9, 9)])[0]
+    table = draw(replace(only(solarise=1.0), solarise_threshold=0.3), 1, generator(0, "views"))
+    found = apply(Canvas.of([image]), table, size=9, mean=PLAIN[0], std=PLAIN[1])[0]
+    torch.testing.assert_close(found, F.solarize(as_float(image), 0.3), atol=0, rtol=0)
 
 
 def test_an_image_s_view_does_not_depend_on_its_neighbours() -> None:
@@ -272,6 +282,17 @@ def test_a_mean_of_the_wrong_length_is_refused() -> None:
     canvas = Canvas.of(noise([(8, 8)], channels=1))
     with pytest.raises(UsageError, match=r"1 channels .* mean of 3"):
         apply(canvas, draw(Policy(), 1, generator(0, "views")), size=8, mean=PLAIN[0], std=PLAIN[1])
+
+
+def test_all_views_of_a_step_are_those_of_their_own_tables() -> None:
+    canvas, policies = Canvas.of(noise(RAGGED)), [EVERYTHING, POLICIES["moco-v1"]]
+    look = {"size": 16, "mean": (0.4, 0.5, 0.6), "std": (0.2, 0.25, 0.3)}
+    found = standard_views(policies, 3, seed=5, **look)(canvas, "views", 8, rank=1, ranks=2)
+    n = len(canvas)
+    for view, policy in enumerate([policies[0], policies[1], policies[0]]):  # they take turns
+        table = draw(policy, 2 * n, generator(5, "views", 8, view)).slice(n, 2 * n)
+        assert torch.equal(found[view], apply(canvas, table, **look))
+    assert len(found) == 3
 
 
 @pytest.mark.gpu

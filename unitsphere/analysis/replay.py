@@ -27,8 +27,8 @@ from unitsphere.methods.resolve import Resolved, resolve
 from unitsphere.modules.names import CUSTOM
 from unitsphere.runs.run import Run
 from unitsphere.training.loop import Plan
-from unitsphere.training.make_views import MakeViews
 from unitsphere.training.prepare import Prepared, labelled
+from unitsphere.views.views import MakeViews
 from unitsphere.weights.files import load_tensors
 from unitsphere.weights.names import part
 

@@ -18,8 +18,9 @@ from unitsphere.evaluation.evaluate import Subject
 from unitsphere.modules.names import CUSTOM
 from unitsphere.runs.loading import from_checkpoint
 from unitsphere.runs.run import Run
-from unitsphere.training.make_views import MakeViews, make_views_of
+from unitsphere.training.make_views import make_views_of
 from unitsphere.training.prepare import open_split
+from unitsphere.views.views import MakeViews
 from unitsphere.weights.files import load_tensors
 
 CPU = torch.device("cpu")

@@ -58,17 +58,16 @@ def polygon(*corners: tuple[float, float]) -> Distance:
     """The distance to a closed polygon."""
     start = np.array(corners, np.float32)
     edge = np.roll(start, -1, axis=0) - start
-    lengths = (edge**2).sum(1)
+    lengths = (edge**2).sum(1)[:, None, None]
+    sx, sy, ex, ey = (column[:, None, None] for column in (*start.T, *edge.T))
+    side = np.sign(ey)
 
     def distance(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        near = np.full(x.shape, np.inf, np.float32)
-        inside = np.zeros(x.shape, bool)
-        for (sx, sy), (ex, ey), length in zip(start, edge, lengths, strict=True):
-            dx, dy = x - sx, y - sy
-            along = np.clip((dx * ex + dy * ey) / length, 0, 1)
-            near = np.minimum(near, (dx - along * ex) ** 2 + (dy - along * ey) ** 2)
-            crosses = (dy < 0) != (dy < ey)  # a ray to the right meets the edge or not: even-odd rule
-            inside ^= crosses & ((dx * ey - dy * ex) * np.sign(ey) < 0)
+        dx, dy = x - sx, y - sy  # (corners, height, width)
+        along = np.minimum(np.maximum((dx * ex + dy * ey) / lengths, 0), 1)
+        near = ((dx - along * ex) ** 2 + (dy - along * ey) ** 2).min(axis=0)
+        crosses = (dy < 0) != (dy < ey)  # a ray to the right meets the edge or not: even-odd rule
+        inside = np.logical_xor.reduce(crosses & ((dx * ey - dy * ex) * side < 0), axis=0)
         return np.where(inside, -1, 1) * np.sqrt(near)
 
     return distance

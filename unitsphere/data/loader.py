@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from itertools import islice
 
 import numpy as np
 import torch
@@ -84,7 +85,9 @@ class Loader:
     def _select(self, batches: Iterable[Tensor]) -> Iterator[tuple[Tensor, Canvas]]:
         for indices in batches:
             indices = indices.cpu().long()
-            yield self._delivered[indices], self._canvas.select(self._place[indices])
+            place, whole = self._place[indices], self._canvas
+            where = (whole.offsets[place], whole.heights[place], whole.widths[place])
+            yield self._delivered[indices], Canvas(whole.pixels, *where, whole.full_scale)
 
     def _stream(self, batches: Iterable[Tensor]) -> Iterator[tuple[Tensor, Canvas]]:
         """Pixels reach the device on a stream of their own, while it works on earlier ones."""
@@ -182,22 +185,28 @@ class Loader:
     def _decode_all(self, progress: Callable[[int, int], None] | None) -> tuple[Canvas, Tensor, Tensor]:
         """The good images on the device; for each index the index delivered, and its place on the canvas."""
         count = len(self.images)
-        chunks: list[Canvas] = []
         good: list[int] = []
-        with self._decoding() as submit:
+
+        def decoded(submit: Submit) -> Iterator[Canvas]:
+            """The chunks one after another, with few in the making: what is decoded and not yet gathered is memory."""
             ranges = [range(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
-            futures = deque(submit(self._decode_part, list(chunk)) for chunk in ranges)
+            waiting = iter(ranges)
+            begun = islice(waiting, self.workers + AHEAD)
+            futures = deque(submit(self._decode_part, list(chunk)) for chunk in begun)
             for chunk in ranges:
                 found, canvas = futures.popleft().result()
-                good += found
+                futures.extend(submit(self._decode_part, list(later)) for later in islice(waiting, 1))
+                good.extend(found)
                 if canvas is not None:
-                    chunks.append(canvas)
+                    yield canvas
                 if progress:
                     progress(chunk.stop, count)
-        if not good:
-            raise self._broken.error()
+            if not good:
+                raise self._broken.error()
+
+        with self._decoding() as submit:
+            canvas = Canvas.gather(decoded(submit), count).to(self.device)
         place = np.searchsorted(good, np.arange(count)) % len(good)  # past the last good one: the first
-        canvas = Canvas.join(chunks).to(self.device)
         return canvas, torch.tensor(good)[place], torch.from_numpy(place)
 
     def _decode_part(self, decode_many: DecodeMany, indices: list[int]) -> Part:

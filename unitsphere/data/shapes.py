@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 import re
-from functools import partial
+from bisect import bisect_left
+from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +37,8 @@ GRAIN = 9  # knots of the noise across the picture
 SCRAPS = (2, 5)
 
 QUARTERS = np.array([[-0.5, -0.5], [-0.5, 0.5], [0.5, -0.5], [0.5, 0.5]], np.float32)
-HUES = np.float32(2 * np.pi / 3) * np.arange(3, dtype=np.float32)  # red, green and blue a third of a turn apart
+# Red, green and blue a third of a turn apart, as planes of a picture.
+HUES = np.float32(2 * np.pi / 3) * np.arange(3, dtype=np.float32)[:, None, None]
 
 
 def shapes_splits(argument: str | None = None, seed: int = 0) -> Splits:
@@ -66,17 +69,19 @@ def shapes(count: int, size: int = DEFAULT_SIZE, *, split: str = "train", seed: 
 def draw(label: int, size: int, random: torch.Generator) -> np.ndarray:
     """One picture, (size, size, 3) uint8."""
     draws = Draws(random)
-    steps = ((np.arange(size, dtype=np.float32) + 0.5) / size) * 2 - 1
+    raster = _raster(size)
+    everywhere = slice(0, size)
     ground, side = draws.one(*GROUND), np.sign(draws.one(-1, 1))
-    picture = _paint(steps, steps, ground, draws)
+    picture = _paint(raster, everywhere, everywhere, ground, draws)
     for _ in range(int(draws.one(SCRAPS[0], SCRAPS[1] + 1))):
         scrap = partial(_bar, half_length=draws.one(0.3, 0.9), half_width=draws.one(0.15, 0.45))
-        _lay(picture, steps, scrap, draws.several(-1, 1, 2), 0.2, draws.one(0, 1), draws)
+        _lay(picture, raster, scrap, draws.several(-1, 1, 2), 0.2, draws.one(0, 1), draws)
     for middle in QUARTERS:
         centre = middle + draws.several(-PLACE, PLACE, 2)
         light = ground + side * draws.one(*CONTRAST)
-        _lay(picture, steps, FORMS[CLASSES[label]], centre, draws.one(*SCALE), light, draws)
-    return np.rint(picture.clip(0, 1) * 255).astype(np.uint8)
+        _lay(picture, raster, FORMS[CLASSES[label]], centre, draws.one(*SCALE), light, draws)
+    picture = np.rint(np.minimum(np.maximum(picture, 0), 1) * 255).astype(np.uint8)
+    return np.ascontiguousarray(picture.transpose(1, 2, 0))
 
 
 class Draws:
@@ -91,12 +96,30 @@ class Draws:
         return low + (high - low) * self._numbers[first : self._used].reshape(shape)
 
     def one(self, low: float, high: float) -> float:
-        return float(self.several(low, high))
+        self._used += 1
+        return float(low + (high - low) * self._numbers[self._used - 1])
+
+
+class Raster(NamedTuple):
+    """What all pictures of a size share. steps: (size,) the pixels' centres, also as a list that is quick to search.
+    knots: (size, GRAIN) the weights of linear interpolation between the knots of the noise."""
+
+    steps: np.ndarray
+    listed: list[float]
+    knots: np.ndarray
+
+
+@cache
+def _raster(size: int) -> Raster:
+    steps = ((np.arange(size, dtype=np.float32) + 0.5) / size) * 2 - 1
+    place = (steps[:, None] + 1) * ((GRAIN - 1) / 2)
+    knots = np.maximum(0, 1 - np.abs(place - np.arange(GRAIN, dtype=np.float32)))
+    return Raster(steps, steps.tolist(), knots)
 
 
 def _lay(
     picture: np.ndarray,
-    steps: np.ndarray,
+    raster: Raster,
     form: Distance,
     centre: np.ndarray,
     scale: float,
@@ -104,32 +127,30 @@ def _lay(
     draws: Draws,
 ) -> None:
     """Draws a form into the picture, turned at random, with an edge one pixel wide."""
-    pixel = float(steps[1] - steps[0])
-    columns, rows = (_within(steps, float(middle), scale + pixel) for middle in centre)
+    steps, listed, _ = raster
+    pixel = listed[1] - listed[0]
+    columns, rows = (
+        slice(bisect_left(listed, middle - (scale + pixel)), bisect_left(listed, middle + (scale + pixel)))
+        for middle in centre.tolist()
+    )
     x, y = turned(steps[columns] - centre[0], steps[rows, None] - centre[1], np.pi * draws.one(-1, 1))
-    cover = np.clip(0.5 - form(x / scale, y / scale) * (scale / pixel), 0, 1)[:, :, None]
-    below = picture[rows, columns]
-    below += cover * (_paint(steps[columns], steps[rows], light, draws) - below)
+    cover = np.minimum(np.maximum(0.5 - form(x / scale, y / scale) * (scale / pixel), 0), 1)
+    below = picture[:, rows, columns]
+    below += cover * (_paint(raster, rows, columns, light, draws) - below)
 
 
-def _within(steps: np.ndarray, middle: float, reach: float) -> slice:
-    first, last = np.searchsorted(steps, [middle - reach, middle + reach])
-    return slice(first, last)
-
-
-def _paint(x: np.ndarray, y: np.ndarray, light: float, draws: Draws) -> np.ndarray:
-    """(len(y), len(x), 3): about this lightness, all hues in a random direction, and soft noise."""
-    along, _ = turned(x, y[:, None], np.pi * draws.one(-1, 1))
+def _paint(raster: Raster, rows: slice, columns: slice, light: float, draws: Draws) -> np.ndarray:
+    """(3, rows, columns): about this lightness, all hues in a random direction, and soft noise."""
+    steps, _, weights = raster
+    angle = np.pi * draws.one(-1, 1)
+    along = steps[columns] * math.cos(angle) + steps[rows, None] * math.sin(angle)
     hue = np.pi * (along + draws.one(-1, 1))
     knots = draws.one(*NOISE) * draws.several(-1, 1, GRAIN, GRAIN)
-    noise = light + _between(y) @ knots @ _between(x).T
-    return noise[:, :, None] + CHROMA * np.cos(hue[:, :, None] + HUES)
-
-
-def _between(steps: np.ndarray) -> np.ndarray:
-    """(len(steps), GRAIN): the weights of linear interpolation between the knots."""
-    place = (steps[:, None] + 1) * ((GRAIN - 1) / 2)
-    return np.maximum(0, 1 - np.abs(place - np.arange(GRAIN, dtype=np.float32)))
+    noise = light + weights[rows] @ knots @ weights[columns].T
+    colour = hue + HUES
+    np.cos(colour, out=colour)
+    colour *= CHROMA
+    return noise + colour
 
 
 def _bar(x: np.ndarray, y: np.ndarray, half_length: float, half_width: float) -> np.ndarray:

@@ -6,7 +6,7 @@ made: a canvas keeps every image as decoded and knows where each one lies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -48,20 +48,47 @@ class Canvas:
         return cls(pixels, offsets, heights, widths, 65535 if deep else 255)
 
     @classmethod
-    def join(cls, parts: list[Canvas]) -> Canvas:
-        """All images of the parts, in order, on the CPU. Empties the list on the way: pages of the whole are taken as
-        they are written, so memory hardly holds more than all images once."""
-        first = parts[0]
-        rows = [len(part.pixels) for part in parts]
-        starts = np.cumsum([0, *rows]).tolist()
-        offsets = torch.cat([part.offsets + start for part, start in zip(parts, starts, strict=False)])
-        heights = torch.cat([part.heights for part in parts])
-        widths = torch.cat([part.widths for part in parts])
-        pixels = first.pixels.new_empty((starts[-1], first.channels))
-        for start in starts[:-1]:
-            part = parts.pop(0)
-            pixels[start : start + len(part.pixels)] = part.pixels
-        return cls(pixels, offsets, heights, widths, first.full_scale)
+    def join(cls, parts: Sequence[Canvas]) -> Canvas:
+        """All images of the parts, in order, where the parts lie."""
+        starts = np.cumsum([0, *(len(part.pixels) for part in parts[:-1])]).tolist()
+        return cls(
+            torch.cat([part.pixels for part in parts]),
+            torch.cat([part.offsets + start for part, start in zip(parts, starts, strict=True)]),
+            torch.cat([part.heights for part in parts]),
+            torch.cat([part.widths for part in parts]),
+            parts[0].full_scale,
+        )
+
+    @classmethod
+    def gather(cls, parts: Iterable[Canvas], count: int) -> Canvas:
+        """All images of the parts, in order, on the CPU, in hardly more memory than they take once.
+
+        Each part is copied when it comes, and may be freed before the next. parts: at least one image.
+        count: how many images to expect at most.
+        """
+        # Nothing small may be kept of a part: between the freed parts it would keep malloc from joining them, and the
+        # next parts would take fresh memory.
+        offsets, heights, widths = torch.empty((3, count), dtype=torch.int64)
+        whole: Tensor | None = None
+        filled = seen = 0
+        for part in parts:
+            before, end = seen, filled + len(part.pixels)
+            seen += len(part)
+            # Room for as many pixels as the images seen so far suggest. Pages are only taken when they are written, so
+            # an eighth too much costs nothing; too little shows early, while there is little to copy.
+            expected = max(end, end * count // seen)
+            if whole is None or expected > len(whole):
+                larger = part.pixels.new_empty((expected + expected // 8, part.pixels.shape[1]))
+                if whole is not None:
+                    larger[:filled] = whole[:filled]
+                whole = larger
+            whole[filled:end] = part.pixels
+            offsets[before:seen] = part.offsets + filled
+            heights[before:seen], widths[before:seen] = part.heights, part.widths
+            filled, full_scale = end, part.full_scale
+        if whole is None:
+            raise ValueError("no images were given; at least one is needed")
+        return cls(whole[:filled], offsets[:seen], heights[:seen], widths[:seen], full_scale)
 
     def __len__(self) -> int:
         return len(self.offsets)

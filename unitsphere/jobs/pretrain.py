@@ -27,11 +27,12 @@ from unitsphere.modules.names import CUSTOM
 from unitsphere.runs.loading import initialise
 from unitsphere.runs.run import Run
 from unitsphere.training.loop import Training
-from unitsphere.training.make_views import CustomView, make_views_of, try_view
+from unitsphere.training.make_views import make_views_of, try_view
 from unitsphere.training.online import OnlineKNN
 from unitsphere.training.prepare import Prepared, prepare
 from unitsphere.training.speed import choose_speed
 from unitsphere.training.step import compile_networks
+from unitsphere.views.views import CustomView
 
 
 def pretrain(

@@ -17,9 +17,9 @@ from unitsphere.features.knn import neighbours
 from unitsphere.modules.names import CUSTOM
 from unitsphere.objectives.geometry import alignment, effective_rank, feature_deviation, uniformity
 from unitsphere.runs.run import Run
-from unitsphere.training.make_views import MakeViews
 from unitsphere.training.prepare import Prepared
 from unitsphere.training.telemetry import COLLAPSED_DEVIATION, COLLAPSED_RANK, Listener
+from unitsphere.views.views import MakeViews
 
 HELD_OUT_IMAGES = 2000
 

@@ -25,9 +25,9 @@ from unitsphere.modules.norms import running_statistics
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.optimisation.schedules import learning_rate
 from unitsphere.runs.run import Run
-from unitsphere.training.make_views import MakeViews
 from unitsphere.training.step import PlainStep, RecordedStep, TakeStep
 from unitsphere.training.telemetry import Listener, Log, Meter, check_finite, check_state, spread, warnings
+from unitsphere.views.views import MakeViews
 from unitsphere.weights.names import part
 
 

@@ -1,15 +1,12 @@
 """The deterministic half of a view: a canvas and a table of parameters in, a batch out.
 
-Equal to torchvision's v2 functions on float32 in [0, 1] with the same parameters, image by image, but done for the
-whole batch at once where the canvas lives. The host turns the table into one small tensor of numbers per image;
-what the device does with it has fixed shapes and waits for nothing, so it can be compiled as it is. `render` is that
-part in plain torch, the reference; `fused.render` is the same as Triton kernels.
+The host turns the table into one small tensor of numbers per image. The device renders the views from it, and waits for
+nothing: by the Triton kernels of `fused` where they can run, else by `render`, the reference in plain torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,97 +14,10 @@ from torch import Tensor
 from unitsphere.common.devices import TRITON, one_thread, send
 from unitsphere.common.errors import UsageError
 from unitsphere.images.canvas import Canvas
-from unitsphere.views.colour import grey, jitter, solarise, turns
-from unitsphere.views.draw import Table, crop_boxes
-from unitsphere.views.policies import Policy
-from unitsphere.views.resample import Axis, chunks, cut, places, resample
+from unitsphere.views.draw import CONTRAST, HUE, SATURATION, Table
+from unitsphere.views.render import NO_BLUR, Frame, Render, render
 
-NO_BLUR = 1e-3  # a deviation so small that the kernel is exactly one pixel
-
-
-class Frame(NamedTuple):
-    """What is the same for the whole batch."""
-
-    policy: Policy
-    size: int
-    height: int  # of the largest image; the fused form does without
-    width: int
-    full_scale: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
-Render = Callable[[Tensor, Tensor, Frame], Tensor]
-
-
-@one_thread()
-def parameters(canvas: Canvas, table: Table, size: int) -> Tensor:
-    """(N, 29) float64 on the CPU: ten numbers for the crop, sixteen for the jitter, then grey, sigma, solarise."""
-    colour = canvas.channels == 3
-    down, across = axes(crop_boxes(table, canvas.heights, canvas.widths), table.flip, size)
-    flags = [
-        table.grey.double() * colour,
-        torch.where(table.blur, table.sigma.double(), NO_BLUR),
-        table.solarise.double(),
-    ]
-    return torch.cat([places(canvas, down, across), turns(table, colour).flatten(1), torch.stack(flags, dim=1)], dim=1)
-
-
-def axes(boxes: Tensor, flip: Tensor, size: int) -> tuple[Axis, Axis]:
-    """How the box of each image is read, down and across; backwards where it is mirrored.
-
-    Mirroring here or last is the same: no later operation tells left from right.
-    boxes: (N, 4) top, left, height, width; flip: (N,) bool; both on the CPU.
-    """
-    top, left, height, width = boxes.double().unbind(1)
-    down, across = height / size, width / size
-    first = torch.where(flip, width - across / 2, across / 2)
-    return Axis(top, height, down / 2, down), Axis(left, width, first, torch.where(flip, -across, across))
-
-
-def render(pixels: Tensor, numbers: Tensor, frame: Frame) -> Tensor:
-    """The view itself, in float32 also under autocast. pixels: a canvas's; numbers: `parameters`, beside them."""
-    with torch.autocast(pixels.device.type, enabled=False):
-        return _render(pixels, numbers, frame)
-
-
-def _render(pixels: Tensor, numbers: Tensor, frame: Frame) -> Tensor:
-    policy = frame.policy
-    x = cut(pixels, numbers[:, :10], frame.height, frame.width, frame.size) / frame.full_scale
-    turns_grey = numbers[:, 26, None, None, None] != 0
-    if policy.grey_first and policy.grey:
-        x = torch.where(turns_grey, grey(x), x)
-    if policy.jitter:
-        x = jitter(x, numbers[:, 10:26].unflatten(1, (4, 4)))
-    if policy.grey and not policy.grey_first:
-        x = torch.where(turns_grey, grey(x), x)
-    if policy.blur:
-        x = blur(x, numbers[:, 27].float())
-    if policy.solarise:
-        inverted = solarise(x, policy.solarise_threshold)
-        x = torch.where(numbers[:, 28, None, None, None] != 0, inverted, x)
-    channels = [(x[:, c] - frame.mean[c]) / frame.std[c] for c in range(x.shape[1])]
-    return torch.stack(channels, dim=1)
-
-
-def blur(x: Tensor, sigma: Tensor) -> Tensor:
-    """Gaussian blur with reflected borders. x: (N, C, S, S); sigma: (N,), in pixels."""
-    size = x.shape[-1]
-    reach = blur_reach(size)
-    offsets = torch.arange(-reach, reach + 1, device=x.device)
-    kernel = torch.softmax(-(offsets**2) / (2 * sigma[:, None] ** 2), dim=1)  # (N, K)
-
-    pixels = torch.arange(size, device=x.device)
-    reads = (pixels[:, None] + offsets).abs()  # (S, K): -1 reflects to 1 ...
-    reads = (size - 1) - (size - 1 - reads).abs()  # ... and S to S - 2
-    lands = (reads.T[:, :, None] == pixels).float()  # (K, S, S): tap k of pixel i falls on pixel j
-    matrix = torch.einsum("nk,kij->nij", kernel, lands)
-    return resample(x, matrix, matrix)
-
-
-def blur_reach(size: int) -> int:
-    """The kernel spans the odd number of pixels nearest to a tenth of the image, at least 3, as in SimCLR."""
-    return max(1, size // 20)
+CHUNK_BYTES = 256 * 2**20  # of padded float32 pixels at a time: a batch of large photos must fit
 
 
 def apply(
@@ -119,32 +29,125 @@ def apply(
     std: Sequence[float],
     plain: Render = render,
 ) -> Tensor:
-    """(N, C, size, size) float32 on the canvas's device: one normalised view of each image.
+    """Make one normalised view of each image.
 
-    Made by the fused kernels where they can run; elsewhere by `plain`: `render`, or what torch.compile makes of it.
+    mean, std: per channel, of pixels in [0, 1]. plain: what renders where the kernels of `fused` cannot: `render`, or
+    what torch.compile makes of it. Returns (N, C, size, size) float32 on the canvas's device.
     """
-    if not len(mean) == len(std) == canvas.channels:
-        raise UsageError(
-            f"images of {canvas.channels} channels were given a mean of {len(mean)} and a deviation of {len(std)} "
-            "values; give one value per channel"
-        )
+    with one_thread():
+        numbers = parameters(canvas, table, size)
     frame = Frame(table.policy, size, 0, 0, canvas.full_scale, tuple(mean), tuple(std))
-    return render_all(canvas, parameters(canvas, table, size), frame, plain)
+    return render_views(canvas, [numbers], [frame], plain)[0]
 
 
-def render_all(canvas: Canvas, numbers: Tensor, frame: Frame, plain: Render = render) -> Tensor:
-    """The views that the numbers (N, 29), on the CPU, ask for; the frame's height and width are seen to here."""
-    numbers = send(numbers, canvas.device)
-    if can_fuse(canvas):
-        from unitsphere.views import fused  # needs Triton
+def render_views(
+    canvas: Canvas, numbers: Sequence[Tensor], frames: Sequence[Frame], plain: Render = render
+) -> list[Tensor]:
+    """Render one batch of views for each tensor of numbers and its frame.
 
-        return fused.render(canvas.pixels, numbers, frame)
-    parts = []
-    for begin, end, height, width in chunks(canvas):
-        parts.append(plain(canvas.pixels, numbers[begin:end], frame._replace(height=height, width=width)))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    numbers: (N, 29) on the CPU, see `parameters`. frames: their height and width are set here.
+    Returns as many tensors (N, C, size, size) float32 on the canvas's device.
+    """
+    pixels, channels = canvas.pixels, canvas.pixels.shape[1]
+    for frame in frames:
+        if not len(frame.mean) == len(frame.std) == channels:
+            raise UsageError(
+                f"images of {channels} channels were given a mean of {len(frame.mean)} and a deviation of "
+                f"{len(frame.std)} values; give one value per channel"
+            )
+    if pixels.is_cuda:
+        numbers = [send(rows, pixels.device) for rows in numbers]
+        if can_fuse(canvas):
+            from unitsphere.views import fused  # needs Triton
+
+            return [fused.render(pixels, rows, frame) for rows, frame in zip(numbers, frames, strict=True)]
+
+    # The plain form pads images to the largest. Large ones are rendered some at a time.
+    heights, widths = canvas.heights, canvas.widths
+    chunk = max(1, CHUNK_BYTES // (int(heights.max()) * int(widths.max()) * channels * 4))
+    views = []
+    for rows, frame in zip(numbers, frames, strict=True):
+        parts = []
+        for begin in range(0, len(rows), chunk):
+            some = slice(begin, begin + chunk)
+            fitting = frame._replace(height=int(heights[some].max()), width=int(widths[some].max()))
+            parts.append(plain(pixels, rows[some], fitting))
+        views.append(parts[0] if len(parts) == 1 else torch.cat(parts))
+    return views
 
 
 def can_fuse(canvas: Canvas) -> bool:
     """Whether the kernels of `fused` can make the views: three channels on CUDA, with Triton installed."""
-    return TRITON and canvas.device.type == "cuda" and canvas.channels == 3
+    return TRITON and canvas.pixels.is_cuda and canvas.pixels.shape[1] == 3
+
+
+def parameters(canvas: Canvas, table: Table, size: int) -> Tensor:
+    """Turn the rows of a table into the numbers by which a view of `size` is rendered. All on the CPU.
+
+    Returns (N, 29) float64, which holds offsets exactly. The columns:
+    0, 1: where the image begins on the canvas, and its width.
+    2-5: how it is read down: the start and the length of the part seen, then, in pixels from the start, the centre of
+        the first output pixel (0.5 is the first pixel's centre) and the step to the next; negative reads backwards.
+    6-9: the same across.
+    10-25: four turns of jitter, of four numbers each: see below.
+    26: whether it turns grey. 27: sigma of the blur. 28: whether it is solarised.
+    """
+    colour = canvas.pixels.shape[1] == 3  # hue, saturation and grey mean something for three channels only
+    crop = crop_numbers(canvas, crop_boxes(table, canvas.heights, canvas.widths), table.flip, size)
+
+    # Brightness, contrast and saturation are one blend, f x + (1 - f) reference, with the reference 0, mean(grey) and
+    # grey. The numbers of a turn: f, (1 - f) [contrast], (1 - f) [saturation], shift of hue. (1, 0, 0, 0) does nothing.
+    factor = table.factors.double().gather(1, table.order)
+    blends = table.jitter[:, None] & (table.order != HUE)
+    shifts = table.jitter[:, None] & (table.order == HUE) & colour
+    if not colour:
+        blends = blends & (table.order != SATURATION)
+    keep = torch.where(blends, factor, 1.0)
+    of_mean, of_grey = (1 - keep) * (table.order == CONTRAST), (1 - keep) * (table.order == SATURATION)
+    turns = torch.stack([keep, of_mean, of_grey, torch.where(shifts, factor, 0.0)], dim=2)
+
+    sigma = torch.where(table.blur, table.sigma.double(), NO_BLUR)
+    flags = torch.stack([table.grey.double() * colour, sigma, table.solarise.double()], dim=1)
+    return torch.cat([crop, turns.flatten(1), flags], dim=1)
+
+
+def crop_numbers(canvas: Canvas, boxes: Tensor, flip: Tensor, size: int) -> Tensor:
+    """Say how the box of each image is read: the first ten columns of `parameters`, (N, 10) float64.
+
+    Mirroring here or last is the same: no later operation tells left from right.
+    boxes: (N, 4) top, left, height, width; flip: (N,) bool; both on the CPU.
+    """
+    top, left, height, width = boxes.double().unbind(1)
+    down, across = height / size, width / size
+    first = torch.where(flip, width - across / 2, across / 2)
+    axes = (top, height, down / 2, down, left, width, first, torch.where(flip, -across, across))
+    return torch.stack([canvas.offsets.double(), canvas.widths.double(), *axes], dim=1)
+
+
+def crop_boxes(table: Table, heights: Tensor, widths: Tensor) -> Tensor:
+    """Choose each image's crop by the rule of torchvision's RandomResizedCrop.
+
+    That is the first proposal that fits, else the largest central crop whose ratio is allowed.
+    heights, widths: (n,) int64 on the CPU. Returns (n, 4) int64 on the CPU: top, left, height, width.
+    """
+    if table.policy.crop_scale is None:
+        return torch.stack([torch.zeros_like(heights), torch.zeros_like(widths), heights, widths], dim=1)
+    tall, wide = heights.double()[:, None], widths.double()[:, None]
+    area = tall * wide * table.area
+    height, width = (area / table.ratio).sqrt().round(), (area * table.ratio).sqrt().round()
+    fits = (height > 0) & (height <= tall) & (width > 0) & (width <= wide)
+    first = fits.int().argmax(dim=1, keepdim=True)
+    size = torch.cat([height.gather(1, first), width.gather(1, first)], dim=1)
+    whole = torch.cat([tall, wide], dim=1)
+    placed = (table.place * (whole - size + 1)).floor()
+
+    low, high = table.policy.crop_ratio
+    ratio = wide / tall
+    height = torch.where(ratio < low, (wide / low).round(), tall)
+    width = torch.where(ratio > high, (tall * high).round(), wide)
+    central = torch.cat([height, width], dim=1).clamp(min=1)
+
+    found = fits.any(dim=1, keepdim=True)
+    size = torch.where(found, size, central)
+    corner = torch.where(found, placed, ((whole - central) / 2).floor())
+    return torch.cat([corner, size], dim=1).long()

@@ -1,4 +1,4 @@
-"""The random half of a view: a table of parameters, one row per image.
+"""Draw the parameters of a view: a table with one row per image.
 
 Every row is drawn in full whatever the policy's probabilities and whatever the images' sizes. So the
 draws of one operation do not move when another is switched off, and each rank can slice its rows from
@@ -12,8 +12,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from unitsphere.common.devices import one_thread
-from unitsphere.views.policies import Policy, Range
+from unitsphere.views.policies import Policy
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 TRIES = 10  # proposals of RandomResizedCrop before it falls back to the centre
@@ -48,66 +47,31 @@ class Table:
         return len(self.flip)
 
     def slice(self, start: int, stop: int) -> Table:
+        """The parameters of the views `start` to `stop`."""
         rows = {f.name: getattr(self, f.name)[start:stop] for f in fields(self) if f.name != "policy"}
         return replace(self, **rows)
 
 
-@one_thread()
 def draw(policy: Policy, n: int, generator: torch.Generator) -> Table:
-    """The parameters of one view of each of n images. generator: on the CPU."""
+    """Draw the parameters of one view of each of n images. generator: on the CPU."""
     uniform = torch.rand(n, 2 * TRIES + 16, generator=generator, dtype=torch.float64)
     area, ratio, place, order, factors, sigma, chance = uniform.split([TRIES, TRIES, 2, 4, 4, 1, 5], dim=1)
-    low, high = torch.tensor(policy.crop_ratio, dtype=torch.float64).log().tolist()
+
+    # Each uniform number is stretched to the range that the policy gives: low + u (high - low).
     p = policy
+    area_low, area_high = p.crop_scale or (1.0, 1.0)
+    ratio_low, ratio_high = torch.tensor(p.crop_ratio, dtype=torch.float64).log().tolist()
+    sigma_low, sigma_high = p.blur_sigma
+    factor_ranges = [(max(0.0, 1.0 - s), 1.0 + s) for s in (p.brightness, p.contrast, p.saturation)]
+    low, high = torch.tensor([*factor_ranges, (-p.hue, p.hue)], dtype=torch.float64).unbind(1)
     happens = chance < torch.tensor([p.flip, p.jitter, p.grey, p.blur, p.solarise], dtype=torch.float64)
     return Table(
         policy,
-        _between(area, policy.crop_scale or (1.0, 1.0)),
-        _between(ratio, (low, high)).exp(),
+        area_low + area * (area_high - area_low),
+        (ratio_low + ratio * (ratio_high - ratio_low)).exp(),
         place,
         order.argsort(dim=1),
-        _factors(policy, factors),
-        _between(sigma, policy.blur_sigma).squeeze(1).float(),
+        (low + factors * (high - low)).float(),
+        (sigma_low + sigma * (sigma_high - sigma_low)).squeeze(1).float(),
         *happens.unbind(1),
     )
-
-
-def _factors(policy: Policy, uniform: Tensor) -> Tensor:
-    strengths = (policy.brightness, policy.contrast, policy.saturation)
-    ranges = [*((max(0.0, 1.0 - s), 1.0 + s) for s in strengths), (-policy.hue, policy.hue)]
-    columns = zip(uniform.unbind(1), ranges, strict=True)
-    return torch.stack([_between(u, limits) for u, limits in columns], dim=1).float()
-
-
-def _between(uniform: Tensor, limits: Range) -> Tensor:
-    low, high = limits
-    return low + uniform * (high - low)
-
-
-def crop_boxes(table: Table, heights: Tensor, widths: Tensor) -> Tensor:
-    """(n, 4) int64 on the CPU: top, left, height, width of each image's crop.
-
-    The rule of torchvision's RandomResizedCrop: the first proposal that fits, else the largest central
-    crop whose ratio is allowed. heights, widths: (n,) int64 on the CPU.
-    """
-    if table.policy.crop_scale is None:
-        return torch.stack([torch.zeros_like(heights), torch.zeros_like(widths), heights, widths], dim=1)
-    tall, wide = heights.double()[:, None], widths.double()[:, None]
-    area = tall * wide * table.area
-    height, width = (area / table.ratio).sqrt().round(), (area * table.ratio).sqrt().round()
-    fits = (height > 0) & (height <= tall) & (width > 0) & (width <= wide)
-    first = fits.int().argmax(dim=1, keepdim=True)
-    size = torch.cat([height.gather(1, first), width.gather(1, first)], dim=1)
-    whole = torch.cat([tall, wide], dim=1)
-    placed = (table.place * (whole - size + 1)).floor()
-
-    low, high = table.policy.crop_ratio
-    ratio = wide / tall
-    height = torch.where(ratio < low, (wide / low).round(), tall)
-    width = torch.where(ratio > high, (tall * high).round(), wide)
-    central = torch.cat([height, width], dim=1).clamp(min=1)
-
-    found = fits.any(dim=1, keepdim=True)
-    size = torch.where(found, size, central)
-    corner = torch.where(found, placed, ((whole - central) / 2).floor())
-    return torch.cat([corner, size], dim=1).long()

@@ -1,4 +1,4 @@
-"""What is done to a picture at test time: one view without chance."""
+"""Prepare pictures at test time: one view, nothing of it random."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 from unitsphere.common.devices import send
 from unitsphere.images.canvas import Canvas
 from unitsphere.images.decode import decode, picture_array, plain_mode
-from unitsphere.views.apply import NO_BLUR, Frame, can_fuse, render_all
+from unitsphere.views.apply import can_fuse, render_views
 from unitsphere.views.policies import Policy
-from unitsphere.views.resample import Axis, places
+from unitsphere.views.render import NO_BLUR, Frame
 
 
 @dataclass(frozen=True)
@@ -42,43 +42,39 @@ class Preprocess:
 
     def __call__(self, canvas: Canvas) -> Tensor:
         """(N, C, size, size) float32 on the canvas's device."""
-        if self._has_the_size(canvas) and not can_fuse(canvas):
-            return self._whole(canvas)
-        frame = Frame(Policy(), self.size, 0, 0, canvas.full_scale, self.mean, self.std)
-        return render_all(canvas, self.numbers(canvas), frame)
+        size, pixels = self.size, canvas.pixels
+        whole = self.resize == size and bool(((canvas.heights == size) & (canvas.widths == size)).all())
+        if not whole or (pixels.is_cuda and can_fuse(canvas)):
+            frame = Frame(Policy(), size, 0, 0, canvas.full_scale, self.mean, self.std)
+            return render_views(canvas, [self.numbers(canvas)], [frame])[0]
 
-    def numbers(self, canvas: Canvas) -> Tensor:
-        """(N, 29) float64 on the CPU: `apply.parameters` of a view that is this crop with its colours as they are."""
-        shorter = torch.minimum(canvas.heights, canvas.widths)
-        crop = places(canvas, self._axis(canvas.heights, shorter), self._axis(canvas.widths, shorter))
-        colours = torch.tensor([1.0, 0.0, 0.0, 0.0] * 4 + [0.0, NO_BLUR, 0.0], dtype=torch.float64)
-        return torch.cat([crop, colours.expand(len(canvas), -1)], dim=1)
-
-    def _has_the_size(self, canvas: Canvas) -> bool:
-        same = (canvas.heights == self.size) & (canvas.widths == self.size)
-        return self.resize == self.size and bool(same.all())
-
-    def _whole(self, canvas: Canvas) -> Tensor:
-        """For images that have the size already: their pixels, normalised."""
-        pixels = torch.arange(self.size**2, device=canvas.device)
-        reads = send(canvas.offsets, canvas.device)[:, None] + pixels
-        x = canvas.pixels.index_select(0, reads.flatten()).view(len(canvas), self.size, self.size, canvas.channels)
+        # All images have the size already: their pixels are gathered and normalised, nothing is resized.
+        constants = [canvas.offsets, torch.tensor(self.mean), torch.tensor(self.std)]
+        if pixels.is_cuda:
+            constants = [send(values, pixels.device) for values in constants]
+        offsets, *mean_std = constants
+        reads = offsets[:, None] + torch.arange(size**2, device=pixels.device)
+        x = pixels.index_select(0, reads.flatten()).view(len(reads), size, size, pixels.shape[1])
         x = x.permute(0, 3, 1, 2) / canvas.full_scale
-        mean, std = (self._spread(values, x) for values in (self.mean, self.std))
+        # Mean and deviation as whole images that lie in memory as those of x do: the quickest to compute with.
+        mean, std = (torch.empty_like(x[0]).copy_(values[:, None, None]) for values in mean_std)
         return x.sub_(mean).div_(std)
 
-    @staticmethod
-    def _spread(values: tuple[float, ...], x: Tensor) -> Tensor:
-        """One value per channel as a whole image that lies in memory as those of x do: the quickest to compute with."""
-        return torch.empty_like(x[0]).copy_(send(torch.tensor(values), x.device)[:, None, None])
+    def numbers(self, canvas: Canvas) -> Tensor:
+        """(N, 29) float64 on the CPU: `apply.parameters` of a view that is this crop with its colours as they are.
 
-    def _axis(self, length: Tensor, shorter: Tensor) -> Axis:
-        """torchvision's rounding: the longer side is cut to a whole number, the margin rounded to even."""
-        length = length.double()
-        resized = (self.resize * length / shorter).floor()
-        margin = ((resized - self.size) / 2).round()
-        step = length / resized
-        return Axis(torch.zeros_like(length), length, (margin + 0.5) * step, step)
+        The rounding is torchvision's: the longer side is cut to a whole number, the margin rounded to even.
+        """
+        shorter = torch.minimum(canvas.heights, canvas.widths)
+        columns = [canvas.offsets.double(), canvas.widths.double()]
+        for side in (canvas.heights, canvas.widths):
+            length = side.double()
+            resized = (self.resize * length / shorter).floor()
+            step = length / resized
+            first = (((resized - self.size) / 2).round() + 0.5) * step
+            columns += [torch.zeros_like(length), length, first, step]
+        colours = torch.tensor([1.0, 0.0, 0.0, 0.0] * 4 + [0.0, NO_BLUR, 0.0], dtype=torch.float64)
+        return torch.cat([torch.stack(columns, dim=1), colours.expand(len(shorter), -1)], dim=1)
 
     def image(self, picture: str | Path | bytes | np.ndarray | Image.Image) -> Tensor:
         """(C, size, size) for one picture in hand: a file, its bytes, an array or a PIL image."""

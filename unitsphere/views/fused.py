@@ -1,4 +1,4 @@
-"""The fused form of `apply.render`: the same views by Triton kernels, for three channels on CUDA.
+"""The fused form of `render`: the same views by Triton kernels, for three channels on CUDA.
 
 A program makes a tile of one view and reads what it needs straight from the ragged canvas: nothing is padded to the
 largest image. `_resize` cuts the crop and does the jitter up to contrast, which needs the mean of the whole view;
@@ -13,19 +13,19 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from unitsphere.views import apply
+from unitsphere.views.render import NO_BLUR, Frame, blur_reach
 
 TILE = tl.constexpr(1024)  # pixels of a program
 WARPS = 8
-NO_BLUR = tl.constexpr(apply.NO_BLUR)
+UNBLURRED = tl.constexpr(NO_BLUR)
 # Columns of the numbers, see `apply.parameters`.
 OFFSET, STRIDE, DOWN, ACROSS, TURNS, GREY, SIGMA, SOLARISE, COLUMNS = (
     tl.constexpr(column) for column in (0, 1, 2, 6, 10, 26, 27, 28, 29)
 )
 
 
-def render(pixels: Tensor, numbers: Tensor, frame: apply.Frame) -> Tensor:
-    """(N, 3, S, S) float32, channels-last: `apply.render` to rounding. The frame's height and width do not matter.
+def render(pixels: Tensor, numbers: Tensor, frame: Frame) -> Tensor:
+    """(N, 3, S, S) float32, channels-last: `render.render` to rounding. The frame's height and width do not matter.
 
     pixels: (P, 3) uint8 or int32; numbers: (N, 29) float64 beside them. Both contiguous.
     """
@@ -43,7 +43,7 @@ def render(pixels: Tensor, numbers: Tensor, frame: apply.Frame) -> Tensor:
         _resize[grid](pixels, numbers, between, sums, frame.full_scale, GREY_FIRST=policy.grey_first, **common)
         _colour[grid](between, numbers, out, sums, *last, GREY_FIRST=policy.grey_first, **common)
         if policy.blur:
-            reach = apply.blur_reach(size)
+            reach = blur_reach(size)
             _blur[grid](out, numbers, between, *last, REACH=reach, LAST=False, **common)
             _blur[grid](between, numbers, out, *last, REACH=reach, LAST=True, **common)
     return out
@@ -62,7 +62,7 @@ def _resize(
 ) -> None:
     """The crop in [0, 1] and the turns before contrast. sums: (N, TILES), of the grey that contrast will see.
 
-    The weights are those of `resample.weights`; here only the pixels within reach are visited.
+    The weights are those of `render.weights`; here only the pixels within reach are visited.
     """
     image, pixel, inside, row = _tile(numbers, SIZE, TILES)
     top, height, y, reach_y, low_y = _axis(row + DOWN, pixel // SIZE)
@@ -118,7 +118,7 @@ def _colour(
         r, g, b = _turn(r, g, b, grey, row + TURNS + 4 * k)
     if not GREY_FIRST:
         r, g, b = _grey_some(r, g, b, row)
-    if _sigma(row) > NO_BLUR:
+    if _sigma(row) > UNBLURRED:
         _store_planes(out, image, pixel, inside, r, g, b, SIZE)
     else:
         _store_view(out, image, pixel, inside, r, g, b, row, threshold, mean, std, SIZE)
@@ -137,10 +137,10 @@ def _blur(
     SIZE: tl.constexpr,
     TILES: tl.constexpr,
 ) -> None:
-    """`apply.blur` along one axis, across first and down last. Only of the views that are blurred."""
+    """`render.blur` along one axis, across first and down last. Only of the views that are blurred."""
     image, pixel, inside, row = _tile(numbers, SIZE, TILES)
     sigma = _sigma(row)
-    if sigma > NO_BLUR:
+    if sigma > UNBLURRED:
         place = pixel // SIZE if LAST else pixel % SIZE
         r = tl.zeros([TILE], tl.float32)
         g = tl.zeros([TILE], tl.float32)
@@ -177,7 +177,7 @@ def _axis(axis: tl.tensor, place: tl.tensor) -> tl.tuple:
     """The part seen, the centre of each output pixel, how far the filter reaches, and the first pixel it reaches."""
     start, length = tl.load(axis).to(tl.int32), tl.load(axis + 1).to(tl.int32)
     first, step = tl.load(axis + 2), tl.load(axis + 3)
-    centre = (first + step * place).to(tl.float32)  # in float64 until here, as in `resample.weights`
+    centre = (first + step * place).to(tl.float32)  # in float64 until here, as in `render.weights`
     reach = tl.maximum(tl.abs(step), 1.0).to(tl.float32)
     return start, length, centre, reach, tl.floor(centre - 0.5 - reach).to(tl.int32) + 1
 
@@ -199,7 +199,7 @@ def _contrast(row: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _turn(r: tl.tensor, g: tl.tensor, b: tl.tensor, mean: tl.tensor, turn: tl.tensor) -> tl.tuple:
-    """One turn of `colour.jitter`."""
+    """One turn of jitter."""
     keep, of_mean = tl.load(turn).to(tl.float32), tl.load(turn + 1).to(tl.float32)
     of_grey, shift = tl.load(turn + 2).to(tl.float32), tl.load(turn + 3).to(tl.float32)
     rest = of_grey * _grey(r, g, b) + of_mean * mean
@@ -211,7 +211,7 @@ def _turn(r: tl.tensor, g: tl.tensor, b: tl.tensor, mean: tl.tensor, turn: tl.te
 
 @triton.jit
 def _shift_hue(r: tl.tensor, g: tl.tensor, b: tl.tensor, shift: tl.tensor) -> tl.tuple:
-    """`colour.shift_hue`."""
+    """`render.shift_hue`."""
     value = tl.maximum(tl.maximum(r, g), b)
     spread = value - tl.minimum(tl.minimum(r, g), b)
     safe = tl.maximum(spread, 1e-37)
