@@ -12,9 +12,10 @@ from test_ranks import on_two_ranks
 from torch import distributed as dist
 
 import unitsphere
+from unitsphere import StopTraining
 from unitsphere.common.errors import UnitsphereError
 from unitsphere.runs.run import Run
-from unitsphere.training.hooks import HookFailed, StopTraining
+from unitsphere.training.hooks import HookFailed
 from unitsphere.training.loop import Stopped, Training
 
 # 54 images to train on are 3 steps an epoch, 9 in all; a line every 2 steps and at the end of each epoch.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from unitsphere.common.errors import UnitsphereError, UsageError
     from unitsphere.evaluation.embed import embed
     from unitsphere.evaluation.evaluate import evaluate
+    from unitsphere.training.hooks import StopTraining
     from unitsphere.training.pretrain import pretrain
     from unitsphere.weights.loading import load_backbone, load_transform
 
@@ -31,10 +32,11 @@ _WHERE = {
     "load_transform": "unitsphere.weights.loading",
     "UnitsphereError": "unitsphere.common.errors",
     "UsageError": "unitsphere.common.errors",
+    "StopTraining": "unitsphere.training.hooks",
 }
 __all__ = [
-    "UnitsphereError", "UsageError", "__version__", "analyse", "embed", "evaluate", "load_backbone", "load_transform",
-    "pretrain",
+    "StopTraining", "UnitsphereError", "UsageError", "__version__", "analyse", "embed", "evaluate", "load_backbone",
+    "load_transform", "pretrain",
 ]  # fmt: skip
 
 

@@ -34,7 +34,7 @@ from unitsphere.training.telemetry import Listener, Meter, Reporter
 
 
 class Stopped(UnitsphereError):
-    """The run was asked to stop, saved itself and can be resumed."""
+    """The run was asked to stop. It is saved and can be resumed."""
 
     of_all = True
 

@@ -1,4 +1,4 @@
-"""What a run says of itself while it runs: metrics.jsonl, TensorBoard, the terminal, and warnings.
+"""Measure a run and report it: metrics.jsonl, TensorBoard, the terminal, and warnings.
 
 Signs of health are summed on the device and read only when a line is due, so that no step waits for them.
 """
@@ -33,13 +33,13 @@ NARROW_DEVIATION, NARROW_RANK = 0.25, 4.0  # both: most directions are lost, and
 LOOKED_AT = 256  # embeddings of more dimensions than this
 SETTLING_STEPS = 50  # a fresh network looks collapsed
 # Names in a line beside those of the method's own signs of health.
-SPREAD = ("feature_deviation", "effective_rank", "uniformity", "evenness")
-MEASURED = {"images_per_second", "wait_share", "memory_mib", "knn", *SPREAD}
+MEASURED = {"images_per_second", "wait_share", "memory_mib", "knn"}
+MEASURED |= {"feature_deviation", "effective_rank", "uniformity", "evenness"}
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Listener(Protocol):
-    """Who shows progress: the terminal."""
+    """Shows progress, as the terminal does."""
 
     def line(self, record: dict[str, Any]) -> None: ...
     def advance(self, step: int) -> None: ...
@@ -90,7 +90,7 @@ class Meter:
 
 
 class Log:
-    """metrics.jsonl and TensorBoard of one run. Opening it drops what lies after the step resumed from."""
+    """metrics.jsonl and TensorBoard of one run. Opening it drops the lines after the step that the run goes on from."""
 
     def __init__(self, metrics: Path, events: Path | None, from_step: int) -> None:
         kept = [line for line in read_metrics(metrics) if line["step"] <= from_step]
@@ -106,7 +106,7 @@ class Log:
             self.writer = SummaryWriter(str(events), purge_step=from_step + 1)
 
     def write(self, record: dict[str, Any]) -> None:
-        """A number that is none is null: JSON has no other word for it."""
+        """Write a line. NaN and infinity become null, since JSON has no word for them."""
         known = {name: value if math.isfinite(value) else None for name, value in record.items()}
         try:
             self.file.write(json.dumps(known) + "\n")
@@ -124,7 +124,7 @@ class Log:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a metrics.jsonl; one cut short by a crash is left out."""
+    """Give the lines of a metrics.jsonl, without one that a crash has cut short."""
     if path.is_file():
         for line in path.read_text().splitlines():
             try:
@@ -135,8 +135,11 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 @torch.no_grad()
 def spread(embedding: Tensor) -> dict[str, float]:
-    """How far the embeddings (N, dim) of a batch are from a collapse. Eigenvalues of so small a matrix are quicker on
-    the CPU; those of a large one would hold a quick network up, so of many wide embeddings some are looked at."""
+    """Measure how far the embeddings (N, dim) of a batch are from a collapse.
+
+    Eigenvalues of so small a matrix are quicker on the CPU. Those of a large one would hold up a quick network, so only
+    the first of many wide embeddings count.
+    """
     here = embedding.cpu()
     here = here[:LOOKED_AT] if min(here.shape) > LOOKED_AT else here
     return {
@@ -210,17 +213,17 @@ class Reporter:
 
 
 class Diverged(UnitsphereError):
-    """The loss is no number any more."""
+    """The loss or a weight is infinite or not a number."""
 
 
 def check_finite(loss: float, step: int, last_good: str) -> None:
-    """Stop at a loss that is no number: everything after it is lost time."""
+    """Raise Diverged for a loss that is infinite or not a number: everything after it is lost time."""
     if not math.isfinite(loss):
         raise diverged(f"the loss became {loss}", step, last_good)
 
 
 def check_state(tensors: Iterable[Tensor], step: int, last_good: str) -> None:
-    """The same for what the last step made: its loss is of the weights before it."""
+    """Raise Diverged for such weights: the loss of the last step is that of the weights before it."""
     finite = [tensor.isfinite().all() for tensor in tensors if tensor.is_floating_point()]
     if not torch.stack([each.to(finite[0].device) for each in finite]).all():
         raise diverged("weights became infinite or no numbers", step, last_good)
@@ -234,8 +237,10 @@ def diverged(what: str, step: int, last_good: str) -> Diverged:
 
 
 def warnings(record: dict[str, Any], images: int, forces: bool = True) -> Iterator[str]:
-    """What is wrong with the numbers of a line, and what to do about it. images: of the batch; forces: whether the
-    method could have some."""
+    """Give a warning for each number of a line that looks wrong, with what to do about it.
+
+    images: how many the batch has. forces: whether the method can have forces that spread the embeddings.
+    """
     if record["step"] < SETTLING_STEPS:
         return
     deviation, rank = record["feature_deviation"], record["effective_rank"]
@@ -254,7 +259,7 @@ def warnings(record: dict[str, Any], images: int, forces: bool = True) -> Iterat
 
 
 def collapse(deviation: float, rank: float, images: int) -> str:
-    """What has collapsed, in words; empty if nothing has. Two images always lie on a line."""
+    """Say in words what has collapsed, or nothing. Two images always lie on a line."""
     if deviation < COLLAPSED_DEVIATION:
         return "different images get nearly the same embedding"
     if rank < COLLAPSED_RANK and images > 2:
