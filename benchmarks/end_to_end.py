@@ -28,7 +28,7 @@ from unitsphere.data.images import Images, evenly
 from unitsphere.data.source import open_images
 from unitsphere.features.knn import knn
 from unitsphere.images.decode import decode
-from unitsphere.jobs.summary import BANK_IMAGES, HELD_OUT_IMAGES, ONLINE_K
+from unitsphere.training.online import BANK_IMAGES, HELD_OUT_IMAGES, ONLINE_K
 
 EPOCHS = {"lightly": 4, "unitsphere": 12}  # of which the first is not counted: it starts the workers, or compiles
 SECTION = "end to end"

@@ -1,13 +1,16 @@
 """A collapse, a starving loader, a NaN and too little memory are said aloud, with what to do."""
 
+import io
 import json
 import math
 
 import pytest
 import torch
+from rich.console import Console
 
 from unitsphere.common.devices import memory_errors
 from unitsphere.common.errors import UnitsphereError
+from unitsphere.common.terminal import Terminal
 from unitsphere.objectives.geometry import effective_rank, uniformity
 from unitsphere.training.telemetry import Log, Meter, check_finite, read_metrics, spread, warnings
 
@@ -89,6 +92,21 @@ def test_means_are_over_all_steps_since_the_last_line():
     for value in (1.0, 2.0, 6.0):
         meter.add({"loss": torch.tensor(value)}, images=10, waited=0.0)
     assert meter.read()["loss"] == pytest.approx(3.0)
+
+
+def test_a_line_says_how_near_the_own_key_and_the_others_are_and_a_legend_explains_it_once():
+    said = io.StringIO()
+    terminal = Terminal(steps=30, epochs=3, console=Console(file=said))
+    record = {"epoch": 1, "loss": 5.772, "log_k": 6.93, "positive_similarity": 0.879, "negative_similarity": -0.052}
+    record |= {"wait_share": 0.0, "images_per_second": 1833.4}
+    for step in (10, 20, 30):  # the second is too soon after the first
+        terminal.advance(step)
+        terminal.line(record | {"step": step})
+    legend, *lines = said.getvalue().splitlines()
+    assert legend.startswith("legend: guessing: ") and "own key, others: mean cosine similarity" in legend
+    assert "rank" not in legend and "k-NN" not in legend  # this method's lines have none
+    assert len(lines) == 2
+    assert lines[0].startswith("epoch 1/3  loss 5.772 (guessing 6.93)  own key 0.88, others -0.05  1,833 images/s")
 
 
 def test_opening_the_log_drops_what_lies_after_the_step_resumed_from_and_a_line_cut_short(tmp_path):

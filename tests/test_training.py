@@ -71,6 +71,8 @@ def test_every_image_is_seen_once_an_epoch_and_a_resume_continues_the_order():
         assert len(set(seen)) == 48
     for start in (0, 1, 5, 6, 11, 17, 18):
         assert [batch.tolist() for batch in plan.batches(start)] == batches[start:]
+        of_ranks = zip(*(plan.batches(start, rank, 4) for rank in range(4)), strict=True)
+        assert [torch.cat(parts).tolist() for parts in of_ranks] == batches[start:]
 
 
 def test_a_resume_on_other_images_is_refused(photos, tmp_path):

@@ -16,10 +16,15 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from unitsphere.analysis.analyse import analyse
     from unitsphere.common.errors import UnitsphereError, UsageError
+    from unitsphere.config.config import Config
+    from unitsphere.config.fields import Section
     from unitsphere.evaluation.embed import embed
     from unitsphere.evaluation.evaluate import evaluate
     from unitsphere.jobs.pretrain import pretrain
+    from unitsphere.methods.declaration import About, Method
+    from unitsphere.methods.learners.learner import Learner, StepOutput
     from unitsphere.runs.loading import load_backbone, load_transform
+    from unitsphere.training.hooks import StopTraining
 
 # Loaded when first used, so that `import unitsphere` and `unitsphere --help` do not wait for torch.
 _WHERE = {
@@ -31,10 +36,17 @@ _WHERE = {
     "load_transform": "unitsphere.runs.loading",
     "UnitsphereError": "unitsphere.common.errors",
     "UsageError": "unitsphere.common.errors",
+    "StopTraining": "unitsphere.training.hooks",
+    "About": "unitsphere.methods.declaration",
+    "Method": "unitsphere.methods.declaration",
+    "Config": "unitsphere.config.config",
+    "Section": "unitsphere.config.fields",
+    "Learner": "unitsphere.methods.learners.learner",
+    "StepOutput": "unitsphere.methods.learners.learner",
 }
 __all__ = [
-    "UnitsphereError", "UsageError", "__version__", "analyse", "embed", "evaluate", "load_backbone", "load_transform",
-    "pretrain",
+    "About", "Config", "Learner", "Method", "Section", "StepOutput", "StopTraining", "UnitsphereError", "UsageError",
+    "__version__", "analyse", "embed", "evaluate", "load_backbone", "load_transform", "pretrain",
 ]  # fmt: skip
 
 

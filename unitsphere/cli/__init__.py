@@ -38,8 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    parser = build_parser()
+    parser: argparse.ArgumentParser = Parser(prog="unitsphere")
     try:
+        parser = build_parser(pretrain.outside_method(words))
         options, unknown = parser.parse_known_args(words)
         if unknown:
             refuse_unknown(parser, words, unknown)
@@ -103,7 +104,8 @@ def named_command(parser: argparse.ArgumentParser, words: list[str]) -> argparse
     return parser
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(outside: str | None = None) -> argparse.ArgumentParser:
+    """All commands. outside: the method from outside the package that `pretrain` is to train with."""
     parser = Parser(
         prog="unitsphere",
         description="Learns image representations without labels.",
@@ -112,6 +114,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"unitsphere {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for part in (pretrain, judge, analyse, study, data, doctor):
+    pretrain.add_commands(commands, outside)
+    for part in (judge, analyse, study, data, doctor):
         part.add_commands(commands)
     return parser

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from itertools import pairwise
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -16,9 +18,8 @@ class OnlyOnce(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def add_commands(commands: Any) -> None:
-    from unitsphere.methods.catalogue import SECTIONS
-
+def add_commands(commands: Any, outside: str | None = None) -> None:
+    """Add the command. outside: the method from outside the package whose fields it takes."""
     command = add_command(
         commands,
         "pretrain",
@@ -41,11 +42,35 @@ def add_commands(commands: Any) -> None:
     command.add_argument(
         "--dry-run", action="store_true", help="print the configuration, the memory and the hours, and stop"
     )
-    for section in SECTIONS:
+    command.add_argument("--quiet", action="store_true", help="print warnings and errors alone")
+    add_fields(command, outside)
+
+
+def add_fields(command: argparse.ArgumentParser, outside: str | None) -> None:
+    """An option for each field of the named methods or, if one from outside is named, of that method."""
+    from unitsphere.methods.catalogue import SECTIONS, find_method, sections_of
+
+    sections = SECTIONS if outside is None else sections_of(find_method(outside, outside))
+    for section in sections:
         group = command.add_argument_group(section.__doc__ or "")
         for name in section.__annotations__:
             if name != "method":
                 add_field(group, name, section.model_fields[name])
+
+
+def outside_method(words: Sequence[str]) -> str | None:
+    """The method from outside the package that a command line names: `package.module:Class` or an entry point."""
+    if not words or words[0] != "pretrain":
+        return None
+    from unitsphere.methods.catalogue import is_outside
+
+    for before, word in pairwise(words):
+        if before == "--method" or not (before.startswith("-") or word.startswith("-")):
+            if is_outside(word):
+                return word
+        elif word.startswith("--method=") and is_outside(word.removeprefix("--method=")):
+            return word.removeprefix("--method=")
+    return None
 
 
 def add_field(group: Any, name: str, field: Any) -> None:
@@ -83,10 +108,13 @@ def shown(value: Any) -> str:
 
 
 def given_fields(options: argparse.Namespace) -> dict[str, Any]:
-    from unitsphere.methods.catalogue import FIELDS
+    from unitsphere.methods.catalogue import FIELDS, find_method, is_outside
 
-    chosen = {name: value for name, value in vars(options).items() if name in FIELDS and value is not None}
-    optional = {name for name, field in FIELDS.items() if type(None) in get_args(field.annotation)}
+    fields, method = dict(FIELDS), getattr(options, "method", None)
+    if method is not None and is_outside(method):
+        fields |= find_method(method, method).Config.model_fields
+    chosen = {name: value for name, value in vars(options).items() if name in fields and value is not None}
+    optional = {name for name, field in fields.items() if type(None) in get_args(field.annotation)}
     return {name: None if value == "none" and name in optional else value for name, value in chosen.items()}
 
 
@@ -112,10 +140,10 @@ def run_pretrain(options: argparse.Namespace) -> None:
         ranks, speaks = world(), rank() == 0
         if options.dry_run:
             check(prepared)
-        if speaks:
+        if speaks and (options.dry_run or not options.quiet):
             print_plan(prepared, everything=options.dry_run)
         if not options.dry_run:
-            train(prepared, run)
+            train(prepared, run, verbose=not options.quiet)
     if options.dry_run and speaks:
         print_estimate(prepared, ranks)
 
@@ -132,8 +160,10 @@ def print_plan(prepared: Any, everything: bool) -> None:
     for heading in ("field", "value", "from"):
         table.add_column(heading, overflow="fold")
     resumes = prepared.done is not None
-    for name, value, origin in as_table(prepared.resolved):
-        if everything or (name in prepared.resolved.given if resumes else origin != "default"):
+    resolved = prepared.resolved
+    for name, value, origin in as_table(resolved):
+        shown = everything or (name in resolved.given if resumes else origin != "default")
+        if shown and (name in resolved.given or not resolved.why_unused(name)):
             table.add_row(name, escape(value), escape(origin))
     plan = prepared.plan
     console = Console(highlight=False)

@@ -18,14 +18,14 @@ QUIET_SECONDS = 10.0  # between plain lines
 MakeProgress = Callable[[str, int], Callable[[int], None]]  # (title, total) -> what to call with the number done
 
 
-# What a line of metrics says, in this order, where the method measures it.
+# The words of a line of metrics, in this order, where the method measures the number.
 WORDS = (
     "epoch {epoch}/{epochs}",
     "loss {loss:.3f}",
     "(guessing {log_k:.2f})",
     "accuracy {contrastive_accuracy:.0%}",
     "accuracy {accuracy:.0%}",
-    "similar {positive_similarity:+.2f}/{negative_similarity:+.2f}",
+    "own key {positive_similarity:.2f}, others {negative_similarity:.2f}",
     "views apart {alignment:.2f}",
     "centroids {centroid_distance:.2f}  uniformity {uniformity:.2f}",
     "rank {effective_rank:.0f}",
@@ -33,16 +33,29 @@ WORDS = (
     "wait {wait_share:.0%}",
     "k-NN {knn:.1f}",
 )
+# What the words mean that do not explain themselves, where the line has them.
+LEGEND = {
+    "log_k": "guessing: the loss of a guess",
+    "positive_similarity": "own key, others: mean cosine similarity of a query with its key and with the negatives",
+    "alignment": "views apart: mean squared distance of two views of an image",
+    "effective_rank": "rank: how many directions the embeddings use",
+    "wait_share": "wait: share of the time spent waiting for images",
+}
 
 
 def describe(record: dict[str, Any], epochs: int) -> str:
-    """A line of metrics, for people."""
+    """Return a line of metrics in words."""
     known = {**record, "epochs": epochs}
     said = []
     for words in WORDS:
         with suppress(KeyError):
             said.append(words.format_map(known))
     return "  ".join(said).replace("  (", " (")
+
+
+def legend(record: dict[str, Any]) -> str:
+    """Return a line that explains the words of such a line of metrics."""
+    return f"legend: {'; '.join(meaning for name, meaning in LEGEND.items() if name in record)}"
 
 
 class Terminal:
@@ -53,7 +66,7 @@ class Terminal:
         self.epochs = epochs
         self.steps = steps
         self.first: tuple[int, float] | None = None
-        self.printed = 0.0
+        self.printed: float | None = None  # when the last plain line was
         self.warned: set[str] = set()
         self.progress: Progress | None = None
         if self.console.is_terminal and not quiet:
@@ -87,7 +100,9 @@ class Terminal:
             speed = f"{record['images_per_second']:,.0f} images/s  wait {record['wait_share']:.0%}"
             self.progress.update(self.task, description=f"{brief}  {speed}")
         last = record["step"] == self.steps
-        if last or time.monotonic() - self.printed > QUIET_SECONDS:
+        if self.printed is None:
+            self.say(legend(record))
+        if last or self.printed is None or time.monotonic() - self.printed > QUIET_SECONDS:
             self.printed = time.monotonic()
             self.say(f"{describe(record, self.epochs)}  {self.time_left(record['step'])}")
 
@@ -114,10 +129,10 @@ def warn(message: str, console: Console | None = None) -> None:
 
 
 @contextmanager
-def bars() -> Iterator[MakeProgress]:
-    """Progress bars on standard error, where it is a screen."""
+def bars(verbose: bool = True) -> Iterator[MakeProgress]:
+    """Progress bars on standard error, where it is a screen and somebody wants them."""
     console = Console(file=sys.stderr)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(console=console, transient=True, disable=not (verbose and console.is_terminal)) as progress:
 
         def start(title: str, total: int) -> Callable[[int], None]:
             task = progress.add_task(title, total=total)

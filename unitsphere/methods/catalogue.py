@@ -82,6 +82,11 @@ def find_method(name: str, named_now: str | None) -> Method:
     return first if len(parts) == 1 else type(first)(combined([METHODS[part].about for part in parts]))
 
 
+def is_outside(name: str) -> bool:
+    """Whether a method's name is that of one from another package."""
+    return names_code(name) or ("+" not in name and name not in METHODS and name in installed_names(GROUP))
+
+
 def declared(name: str, found: Any) -> Method:
     """What an outside name stands for, if it declares a method: a subclass of Method, or an instance of one."""
     method = found() if isinstance(found, type) and issubclass(found, Method) else found

@@ -1,7 +1,7 @@
-"""What a run will take, before it starts: memory on the device, and hours.
+"""Estimate the memory and the hours of a run before it starts.
 
-Memory is counted: what the graph of a step holds for its backward pass is found by tracing the forward pass of a whole
-batch, of tensors that have no content. Time is measured: a few real steps on a few of the images.
+Memory is counted: the forward pass of a whole batch is traced, on tensors without content, to find what its graph holds
+for the backward pass. Time is measured: a few real steps on a few of the images.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SLOTS = {"sgd": 1, "lars": 1, "adamw": 2}  # tensors that an optimiser with mome
 
 @dataclass(frozen=True)
 class Sample:
-    """Some of the images, decoded. nbytes, seconds: of one image, the latter on one core."""
+    """Some of the images, decoded. nbytes: of one image. seconds: to decode one, on one core."""
 
     canvas: Canvas
     nbytes: float
@@ -50,8 +50,11 @@ class Sample:
 
 @dataclass(frozen=True)
 class Duration:
-    """images: of the timed step, which took `seconds`. step: of a whole one, scaled. decoding: of the images of a step,
-    by all workers. hours: of the run. reserved: bytes that the timed steps took on a GPU."""
+    """How long a run takes.
+
+    images: in the timed step, which took `seconds`. step: seconds of a whole step, scaled. decoding: seconds that all
+    workers need for the images of a step. hours: of the run. reserved: bytes that the timed steps took on a GPU.
+    """
 
     images: int
     seconds: float
@@ -62,6 +65,7 @@ class Duration:
 
 
 def take_sample(prepared: Prepared) -> Sample:
+    """Decode some of the images, and time it."""
     config, images = prepared.config, prepared.images
     found, started = [], time.perf_counter()
     for index in evenly(len(images), SAMPLE).tolist():
@@ -78,15 +82,15 @@ def take_sample(prepared: Prepared) -> Sample:
 
 
 def stays_resident(prepared: Prepared, sample: Sample) -> bool:
-    """Whether the loader will keep all images decoded."""
+    """Return whether the loader will keep all images decoded."""
     if prepared.config.resident is not None:
         return prepared.config.resident
     return fits(sample.nbytes * len(prepared.images), prepared.device)
 
 
 def estimate_memory(prepared: Prepared, sample: Sample, ranks: int = 1) -> dict[str, int]:
-    """Bytes on the device of one of so many ranks at the peak of a step, by what they hold. What kernels need to work
-    in comes on top of it."""
+    """Return the bytes on one rank's device at the peak of a step, by what they hold. The kernels' own work space comes
+    on top."""
     config = share_of(prepared.config, ranks)
     method = prepared.build(config)
     image = config.channels * config.image_size**2 * 4
@@ -107,8 +111,8 @@ def estimate_memory(prepared: Prepared, sample: Sample, ranks: int = 1) -> dict[
 
 
 def estimate_time(prepared: Prepared, sample: Sample, ranks: int = 1) -> Duration:
-    """Of the run on so many ranks, each like this machine and without what they say to each other. On a CPU a step of
-    few images is timed, and scaled."""
+    """Estimate the time of the run on so many ranks, each like this machine, without their communication. On a CPU a
+    step of few images is timed, and scaled."""
     config, device = prepared.config, prepared.device
     share = config.batch_size // ranks
     if device.type == "cuda":
@@ -131,12 +135,13 @@ def estimate_time(prepared: Prepared, sample: Sample, ranks: int = 1) -> Duratio
 
 
 def share_of(config: Config, ranks: int) -> Config:
-    """The configuration of what one of so many ranks does."""
+    """Return the configuration for the share of one of so many ranks."""
     return scaled(config, config.batch_size // ranks, config.accumulate, getattr(config, "key_chunks", None))
 
 
 def scaled(config: Config, images: int, accumulate: int = 1, key_chunks: int | None = None) -> Config:
-    """The configuration for steps of so many images, with groups of norms as large as they are. Pixels of any mean."""
+    """Return the configuration for steps of so many images. The groups of norms keep their size; mean and deviation are
+    filled in, since they change no time and no memory."""
     changed = {
         "batch_size": images,
         "bn_groups": max(1, config.bn_groups * images // config.batch_size),
@@ -150,8 +155,8 @@ def scaled(config: Config, images: int, accumulate: int = 1, key_chunks: int | N
 
 
 def key_copies(config: Config, method: Learner, ranks: int) -> int:
-    """How many images are copied to encode keys, beside the views: those of a pass; all that a rank encodes, where the
-    shuffle is over several. config: of the run; method: of one rank."""
+    """Return how many images are copied to encode keys: those of a pass, or all that a rank encodes if the shuffle is
+    over several ranks. config: of the run. method: of one rank."""
     if not isinstance(method, ContrastiveLearner) or method.slow is None:
         return 0
     shuffled = config.bn_groups > 1
@@ -163,7 +168,7 @@ def key_copies(config: Config, method: Learner, ranks: int) -> int:
 
 
 def inputs_of(config: Config, method: Learner) -> dict[str, Tensor]:
-    """Of the last step of a run, when all that begins late has begun."""
+    """Return what the method draws for the last step of a run, when all that begins late has begun."""
     last = Moment(config.epochs - 1, config.epochs, config.epochs - 1, config.epochs)
     inputs = method.inputs(config.batch_size, last, generator(config.seed, "estimate"))
     labels = {"labels": torch.zeros(config.batch_size, dtype=torch.int64)} if method.labels else {}
@@ -171,8 +176,8 @@ def inputs_of(config: Config, method: Learner) -> dict[str, Tensor]:
 
 
 def traced_bytes(config: Config, method: Learner, precision: str) -> int:
-    """What the graph of a step, or of the first part of one, holds: traced on tensors without content, so that neither
-    time nor memory is spent on them."""
+    """Return the bytes that the graph of a step, or of the first part of one, holds. To spend neither time nor memory,
+    tensors without content are traced."""
     try:
         return _traced_bytes(config, method, precision)
     except Exception as error:  # whatever a backbone from elsewhere may do that depends on the content
@@ -193,7 +198,8 @@ def _traced_bytes(config: Config, method: Learner, precision: str) -> int:
 
 
 def saved_bytes(method: Learner, views: list[Tensor], inputs: Inputs, precision: str = "fp32") -> int:
-    """What a forward pass leaves for the backward pass beside the weights and the views, each storage counted once."""
+    """Return the bytes that a forward pass keeps for the backward pass, without the weights and the views. Each storage
+    counts once."""
     known = {StorageWeakRef(tensor.untyped_storage()) for tensor in (*method.parameters(), *method.buffers(), *views)}
     held: dict[StorageWeakRef, int] = {}
 
@@ -211,7 +217,7 @@ def saved_bytes(method: Learner, views: list[Tensor], inputs: Inputs, precision:
 
 
 def time_step(prepared: Prepared, config: Config, sample: Sample) -> float:
-    """Seconds of a step on the device, the making of its views included."""
+    """Return the seconds of a step on the device, with the making of its views."""
     device = prepared.device
     method = prepared.build(config).to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     plain = PlainStep(method, build_optimizer(config, method), precision=prepared.precision, clip_norm=config.clip_norm)

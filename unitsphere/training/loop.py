@@ -1,7 +1,7 @@
-"""The loop: images -> views -> method -> loss -> optimiser -> telemetry, for so many steps.
+"""The loop: for each batch it makes the views, takes a step, measures, reports, saves and stops.
 
-The step number is all the state that the loop has of its own: the order of the images, the views and the
-permutations are functions of (seed, step), so a resumed run goes on exactly where it stopped.
+The step number is all the state that the loop has of its own. The order of the images, the views and the permutations
+are functions of (seed, step), so a resumed run goes on exactly where it stopped.
 """
 
 from __future__ import annotations
@@ -9,30 +9,32 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from unitsphere.common.devices import send
-from unitsphere.common.distributed import any_rank, average, averaging_gradients, gather, mine, rank, world
+from unitsphere.common.distributed import any_rank, average, averaging_gradients, rank, world
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.common.randomness import generator, stream
 from unitsphere.config.config import Config
 from unitsphere.data.loader import Loader
-from unitsphere.methods.learners.learner import Learner, Moment, StepOutput
+from unitsphere.methods.learners.learner import Learner, Moment
 from unitsphere.modules.norms import running_statistics
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.optimisation.schedules import learning_rate
 from unitsphere.runs.run import Run
+from unitsphere.training.checkpointer import Checkpointer
+from unitsphere.training.hooks import Hook, Hooks
 from unitsphere.training.step import PlainStep, RecordedStep, TakeStep
-from unitsphere.training.telemetry import Listener, Log, Meter, check_finite, check_state, spread, warnings
+from unitsphere.training.telemetry import Listener, Meter, Reporter
 from unitsphere.views.views import MakeViews
-from unitsphere.weights.names import part
 
 
 class Stopped(UnitsphereError):
-    """The run was asked to stop, saved itself and can be resumed."""
+    """The run was asked to stop. It is saved and can be resumed."""
 
     of_all = True
 
@@ -53,25 +55,26 @@ class Plan:
                 f"Use at most --batch-size {self.images}."
             )
 
-    @property
+    @cached_property
     def steps_per_epoch(self) -> int:
         return self.images // self.batch_size
 
-    @property
+    @cached_property
     def steps(self) -> int:
         return self.epochs * self.steps_per_epoch
 
-    def batches(self, start: int) -> Iterator[Tensor]:
-        """The image indices (batch_size,) of step `start` and of all after it."""
+    def batches(self, start: int, rank: int = 0, ranks: int = 1) -> Iterator[Tensor]:
+        """Give the image indices (batch_size / ranks,) of one rank, for step `start` and all after it."""
+        share = self.batch_size // ranks
         for epoch in range(start // self.steps_per_epoch, self.epochs):
             order = torch.randperm(self.images, generator=generator(self.seed, "order", epoch))
-            first = start - epoch * self.steps_per_epoch if epoch == start // self.steps_per_epoch else 0
-            for position in range(first, self.steps_per_epoch):
-                yield order[position * self.batch_size : (position + 1) * self.batch_size]
+            for step in range(max(start, epoch * self.steps_per_epoch), (epoch + 1) * self.steps_per_epoch):
+                first = (step - epoch * self.steps_per_epoch) * self.batch_size + rank * share
+                yield order[first : first + share]
 
 
 class Training:
-    """One run of the loop. Everything that a checkpoint holds is reachable from here."""
+    """One run: what it trains, how far it is, and the loop that takes it further."""
 
     def __init__(
         self,
@@ -83,79 +86,35 @@ class Training:
         precision: str,
         data: dict[str, Any],
     ) -> None:
-        """data: what tells the images from others, for a resume."""
-        self.data = data
-        self.run = run
-        self.config = config
-        self.method = method
-        self.plan = plan
-        self.device = device
-        self.optimizer = build_optimizer(config, method)
+        """data: tells the images from others, for a resume."""
+        self.run, self.config, self.method, self.plan, self.device = run, config, method, plan, device
         self.plain_step = PlainStep(
             method,
-            self.optimizer,
+            build_optimizer(config, method),
             precision=precision,
             clip_norm=config.clip_norm,
             forward=averaging_gradients(method),
         )
-        self.take_step: TakeStep = self.plain_step
-        self.record = False  # replay the step as a CUDA graph
-        self.recorded_phase: int | None = None
-        self.compiles = False  # the first step compiles, and says how long it took
         self.meter = Meter()
+        self.checkpointer = Checkpointer(run, config, data, plan.steps_per_epoch, self.plain_step, self.meter)
+        self.rate_of = partial(
+            learning_rate,
+            peak=config.learning_rate,
+            epochs=config.epochs,
+            steps_per_epoch=plan.steps_per_epoch,
+            schedule=config.lr_schedule,
+            drops=config.lr_drops,
+            update=config.lr_update,
+            warmup_epochs=config.warmup_epochs,
+            warmup_kind=config.warmup_kind,
+        )
+        self.record = False  # replay the step as a CUDA graph
+        self.compiles = False  # the first step compiles, and says how long it took
         self.step = 0  # steps done
-        self.saved_at, self.saved_step = time.monotonic(), 0
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the last step done, from 1; 0 before the first."""
-        return (self.step - 1) // self.plan.steps_per_epoch + 1
-
-    @property
-    def epoch_is_over(self) -> bool:
-        return self.step % self.plan.steps_per_epoch == 0
 
     def resume(self) -> None:
         """Take up the latest checkpoint."""
-        tensors, meta = self.run.latest()
-        if meta["data"] != self.data:
-            raise UsageError(
-                f"data: the run was trained on {meta['data']['images']:,} images, and these are other ones "
-                f"({self.data['images']:,}). A resumed run needs the same images under the same names."
-            )
-        self.plain_step.restore(tensors)
-        self.meter.restore(part(tensors, "meter."), meta["meter_steps"])
-        self.meter.sums = {name: value.to(self.device) for name, value in self.meter.sums.items()}
-        self.step = self.saved_step = meta["step"]
-
-    def save(self) -> None:
-        """Write a checkpoint, but none where the loss or a weight is no number. All ranks call it, the first writes."""
-        if self.step == self.saved_step:
-            return
-        self.average_statistics()
-        sums, steps = self.meter.state()
-        average(sums.values())
-        self.saved_at, self.saved_step = time.monotonic(), self.step
-        if rank() > 0:
-            return
-        if steps:
-            check_finite(float(sums.get("total_loss", sums["loss"])), self.step, self.run.last_good())
-        tensors = self.plain_step.state()
-        check_state(tensors.values(), self.step, self.run.last_good())
-        tensors |= {f"meter.{name}": value for name, value in sums.items()}
-        meta = {
-            "epoch": self.epoch,
-            "meter_steps": steps,
-            "data": self.data,
-            "config": self.config.model_dump(mode="json"),
-        }
-        self.run.save(self.step, tensors, meta)
-        per_epoch = self.plan.steps_per_epoch
-        self.run.prune(self.config.keep_last, {epoch * per_epoch for epoch in self.config.keep_epochs})
-
-    def average_statistics(self) -> None:
-        """Running statistics are linear in those of each batch: their mean over ranks is what one rank would have."""
-        average(running_statistics(self.method))
+        self.step = self.checkpointer.restore()
 
     def train(
         self,
@@ -164,122 +123,85 @@ class Training:
         listener: Listener,
         should_stop: Callable[[], bool],
         online: Callable[[], dict[str, float]] | None = None,
+        *,
+        on_step: Hook | None = None,
+        on_epoch: Hook | None = None,
     ) -> None:
-        """Run to the end, or raise Stopped after saving. `online` evaluates at the end of an epoch."""
-        events = self.run.path / "events" if self.config.tensorboard else None
-        log = Log(self.run.metrics_file, events, self.step) if rank() == 0 else None
-        labels = loader.images.labels if self.method.labels else None
+        """Run to the end, or save and raise Stopped if a signal or a hook asks for it.
+
+        online: evaluates the backbone at the end of an epoch. on_step, on_epoch: hooks of the user's
+        (`unitsphere.training.hooks`), which are called on the first rank.
+        """
+        hooks = Hooks(on_step, on_epoch) if rank() == 0 else Hooks()
+        look = None if online is None else partial(self.look, online)
         self.method.train()
         if self.step == 0 and 0 in self.config.keep_epochs:
-            self.saved_step = -1
-            self.save()
+            self.checkpointer.save(0)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        self.meter.since = waiting_since = time.perf_counter()
-        try:
-            for indices, canvas in loader.batches(mine(batch) for batch in self.plan.batches(self.step)):
-                waited = time.perf_counter() - waiting_since
-                truth = None if labels is None else torch.from_numpy(labels[indices.numpy()])
-                views = make_views(canvas, "views", self.step, rank(), world())
-                step = self.first_step(views, truth, listener) if self.compiles else self.update(views, truth)
-                self.meter.add(step.health, len(canvas) * world(), waited)
-                listener.advance(self.step)
-                if self.step % self.config.log_every == 0 or self.epoch_is_over:
-                    self.report(step, log, listener, online)
-                    self.meter = Meter()
-                stop, due = any_rank(should_stop() and self.step < self.plan.steps, self.due())
-                if stop or due:
-                    self.save()
-                if stop:
-                    raise Stopped(f"stopped after step {self.step} (epoch {self.epoch}); --resume goes on from there.")
-                waiting_since = time.perf_counter()
-        finally:
-            if log is not None:
-                log.close()
+        with Reporter(self.run, self.config, self.meter, hooks, listener, look, self.step) as reporter:
+            self.take_steps(loader, make_views, reporter, should_stop)
 
-    def first_step(self, views: list[Tensor], labels: Tensor | None, listener: Listener) -> StepOutput:
-        started = time.perf_counter()
-        step = self.update(views, labels)
-        float(step.loss.detach())  # waits for the device
-        listener.say(f"compiled: the first step took {time.perf_counter() - started:.0f} s")
-        self.compiles = False
-        return step
-
-    def update(self, views: list[Tensor], labels: Tensor | None = None) -> StepOutput:
-        """One step. The first of a kind may be recorded, to be replayed for all that follow it."""
-        moment = Moment(self.step, self.plan.steps, self.step // self.plan.steps_per_epoch, self.config.epochs)
-        drawn = self.method.inputs(self.plan.batch_size, moment, generator(self.config.seed, "step", self.step))
-        if labels is not None:
-            drawn["labels"] = labels
-        inputs = {name: send(tensor, self.device) for name, tensor in drawn.items()}
-        self.seed_networks()
-        phase = self.method.phase(moment)
-        if self.record and phase != self.recorded_phase:
-            self.take_step = self.plain_step  # the memory of what was recorded before is free for what comes
-            self.take_step = RecordedStep(self.plain_step, views, inputs)
-            self.recorded_phase = phase
-        step = self.take_step(views, inputs, self.learning_rate(self.step))
-        self.step += 1
-        return step
-
-    def seed_networks(self) -> None:
-        """For dropout and the like, which draw from the global generators: the same in a run that was resumed."""
-        seed = stream(self.config.seed, "networks", self.step, rank())
-        torch.default_generator.manual_seed(seed)
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-
-    def learning_rate(self, step: int) -> float:
-        config = self.config
-        return learning_rate(
-            step,
-            peak=config.learning_rate,
-            epochs=config.epochs,
-            steps_per_epoch=self.plan.steps_per_epoch,
-            schedule=config.lr_schedule,
-            drops=config.lr_drops,
-            update=config.lr_update,
-            warmup_epochs=config.warmup_epochs,
-            warmup_kind=config.warmup_kind,
-        )
-
-    def report(
-        self, step: StepOutput, log: Log | None, listener: Listener, online: Callable[[], dict[str, float]] | None
+    def take_steps(
+        self, loader: Loader, make_views: MakeViews, reporter: Reporter, should_stop: Callable[[], bool]
     ) -> None:
-        """Write a line; stop at a NaN, warn of what looks wrong. All ranks call it, and the first speaks for all."""
-        record: dict[str, Any] = {"step": self.step, "epoch": self.epoch}
-        average(self.meter.sums.values())
-        record |= {name: round(value, 6) for name, value in self.meter.read().items()}
-        record["lr"] = self.learning_rate(self.step - 1)
-        if self.device.type == "cuda":
-            record["memory_mib"] = torch.cuda.max_memory_allocated(self.device) // 2**20
-        check_finite(record.get("total_loss", record["loss"]), self.step, self.run.last_good())
-        every = self.config.knn_every
-        if online is not None and every and self.epoch_is_over and self.epoch % every == 0:
-            self.average_statistics()
-            try:
-                record |= online()
-            except (UnitsphereError, torch.OutOfMemoryError) as error:  # a run must not die of being looked at
-                listener.warn(f"online k-NN failed: {error}")
-        embedding = gather(step.embedding.detach())  # of the whole batch: the same for any number of ranks
-        if log is None:
-            return
-        record |= {name: round(value, 6) for name, value in spread(embedding).items()}
-        log.write(record)
-        listener.line(record)
-        forces = "singular_weight" in type(self.config).model_fields
-        for warning in warnings(record, len(embedding), forces):
-            listener.warn(warning)
+        """Take all steps that are left, until somebody asks to stop."""
+        method, config, plan, device, hooks = self.method, self.config, self.plan, self.device, reporter.hooks
+        place, ranks, seed = rank(), world(), config.seed
+        labels = loader.images.labels if method.labels else None
+        take: TakeStep = self.plain_step
+        recorded: int | None = None  # the phase of the method that was recorded
+        waiting_since = time.perf_counter()
+        for indices, canvas in loader.batches(plan.batches(self.step, place, ranks)):
+            arrived = time.perf_counter()
+            moment = Moment(self.step, plan.steps, self.step // plan.steps_per_epoch, plan.epochs)
+            views = make_views(canvas, "views", self.step, place, ranks)
 
-    def due(self) -> bool:
-        """Whether a checkpoint is due: by epoch, by minutes, or because the run is over."""
-        config = self.config
-        minutes = (time.monotonic() - self.saved_at) / 60
-        if config.save_minutes is not None and minutes > config.save_minutes:
-            return True
-        if not self.epoch_is_over:
-            return False
-        if self.step == self.plan.steps or self.epoch in config.keep_epochs:
-            return True
-        # Short epochs would be spent on writing.
-        return minutes > 1 if config.save_every is None else self.epoch % config.save_every == 0
+            # Beside the views a step takes what the method draws. Dropout and the like draw from torch's generators,
+            # which are seeded for each step, so that a resumed run draws the same.
+            networks = stream(seed, "networks", self.step, place)
+            torch.default_generator.manual_seed(networks)
+            if device.type == "cuda":
+                torch.cuda.manual_seed(networks)
+            drawn = method.inputs(plan.batch_size, moment, generator(seed, "step", self.step))
+            if labels is not None:
+                drawn["labels"] = torch.from_numpy(labels[indices.numpy()])
+            inputs = {name: send(tensor, device) for name, tensor in drawn.items()}
+
+            # The step. It is recorded anew when it becomes another computation, as MoCHi's does when it begins to mix.
+            if self.record and (phase := method.phase(moment)) != recorded:
+                take = self.plain_step  # frees the memory of the earlier recording
+                take, recorded = RecordedStep(self.plain_step, views, inputs), phase
+            output = take(views, inputs, rate := self.rate_of(self.step))
+            self.step += 1
+            if self.compiles:
+                float(output.loss.detach())  # waits for the device
+                reporter.listener.say(f"compiled: the first step took {time.perf_counter() - arrived:.0f} s")
+                self.compiles = False
+
+            # Measure it, and report.
+            epoch, epoch_is_over = moment.epoch + 1, self.step % plan.steps_per_epoch == 0
+            record = {"step": self.step, "epoch": epoch, "lr": rate}
+            reporter.measure(record, output.health, len(indices) * ranks, arrived - waiting_since)
+            if epoch_is_over or self.step % config.log_every == 0:
+                reporter.report(record, output, epoch_is_over)
+
+            # Save and stop: all ranks do what one of them wants.
+            due = self.checkpointer.due(self.step, epoch, epoch_is_over)
+            stop = hooks.error is not None or ((should_stop() or hooks.stop) and self.step < plan.steps)
+            if ranks > 1:
+                stop, due = any_rank(stop, due)
+            try:
+                if stop or due:
+                    self.checkpointer.save(self.step)
+            finally:
+                if hooks.error is not None:
+                    raise hooks.failure(self.step, self.run.last_good())
+            if stop:
+                raise Stopped(f"stopped after step {self.step} (epoch {epoch}); --resume goes on from there.")
+            waiting_since = time.perf_counter()
+
+    def look(self, online: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Evaluate the backbone with the running statistics that one rank would have."""
+        average(running_statistics(self.method))
+        return online()

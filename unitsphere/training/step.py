@@ -1,13 +1,13 @@
 """One step of training, plain or as a CUDA graph.
 
-The plain step is the reference: it runs anywhere. On a GPU the same step is recorded once and replayed, so that the
-host no longer launches thousands of small kernels one by one; and the networks may be compiled first. Neither
-changes what is computed beyond rounding.
+The plain step is the reference, and it runs anywhere. On a GPU the same step is recorded once and replayed, so that
+the host does not launch thousands of small kernels one by one. The networks may be compiled first. Both change what is
+computed by rounding only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
@@ -28,11 +28,7 @@ TakeStep = Callable[[list[Tensor], Inputs, float], StepOutput]  # (views, the me
 
 
 class PlainStep:
-    """Forward, backward, optimiser, memory: as it reads.
-
-    precision: fp32, bf16, or fp16, whose small gradients would vanish: the loss is scaled, and a step whose scaled
-    gradient overflows is left out.
-    """
+    """A training step as it reads: forward, backward, optimiser, memory."""
 
     def __init__(
         self,
@@ -43,63 +39,64 @@ class PlainStep:
         clip_norm: float | None = None,
         forward: nn.Module | None = None,
     ) -> None:
-        """forward: what to call in the method's place, where it is wrapped."""
+        """precision: fp32, bf16 or fp16. forward: the module to call in place of the method, if it is wrapped (DDP)."""
         self.method = method
         self.forward = forward or method
         self.optimizer = optimizer
         self.precision = precision
         self.clip_norm = clip_norm
+        # Small gradients would vanish in fp16: the loss is scaled, and a step whose scaled gradient overflows is left
+        # out.
         self.scaler = torch.amp.GradScaler(next(method.parameters()).device.type) if precision == "fp16" else None
 
-    def __call__(self, views: list[Tensor], inputs: Inputs, rate: float) -> StepOutput:
-        set_rate(self.optimizer, rate)
-        return self.take(views, inputs)
+    def __call__(self, views: list[Tensor], inputs: Inputs, rate: float | None) -> StepOutput:
+        """Take one step and return what the method gave.
 
-    def take(self, views: list[Tensor], inputs: Inputs) -> StepOutput:
-        self.optimizer.zero_grad(set_to_none=True)
-        step = self.backward(views, inputs) if self.method.parts == 1 else self.accumulate(views, inputs)
-        if self.scaler is None:
-            self.clip()
-            self.optimizer.step()
-        else:
-            self.scaler.unscale_(self.optimizer)
-            self.clip()
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-        self.method.finish(step)
-        return step
+        views: (n, C, H, W) each, of this rank's images. inputs: of `Learner.inputs`, on the same device. rate: the
+        learning rate of the step; None keeps the one that the optimiser has.
+        """
+        method, optimizer, scaler, device = self.method, self.optimizer, self.scaler, views[0].device
+        if rate is not None:
+            set_rate(optimizer, rate)
+        optimizer.zero_grad(set_to_none=True)
 
-    def autocast(self, device: torch.device) -> torch.autocast:
+        # A batch that is too large for the device goes through in equal parts, one after another.
         dtype = AUTOCAST.get(self.precision)
         # The cache of cast weights would outlive a recording.
-        return torch.autocast(device.type, dtype, enabled=dtype is not None, cache_enabled=False)
+        autocast = torch.autocast(device.type, dtype, enabled=dtype is not None, cache_enabled=False)
+        parts: Iterable[tuple[list[Tensor], Inputs]] = [(views, inputs)]
+        if method.parts > 1:
+            with autocast:
+                parts = one_by_one(method, method.in_parts(views, inputs))
 
-    def backward(self, views: list[Tensor], inputs: Inputs) -> StepOutput:
-        """Adds the gradient of the loss; of a part of a batch, its share in that of the batch."""
-        with self.autocast(views[0].device):
-            step: StepOutput = self.forward(views, inputs)
-        loss = step.loss / self.method.parts
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-        return step
+        # Forward and backward. The gradients of the parts add up, and ranks exchange them with the last part.
+        outputs: list[StepOutput] = []
+        for number, part in enumerate(parts, 1):
+            with nullcontext() if number == method.parts else without_averaging(self.forward):
+                with autocast:
+                    outputs.append(self.forward(*part))
+                loss = outputs[-1].loss / method.parts
+                (loss if scaler is None else scaler.scale(loss)).backward()
+        output = outputs[0] if method.parts == 1 else joined(outputs)
 
-    def accumulate(self, views: list[Tensor], inputs: Inputs) -> StepOutput:
-        """The same for a batch that comes in parts, of which one is held at a time. Ranks exchange the gradients with
-        the last."""
-        with self.autocast(views[0].device):
-            parts = self.method.in_parts(views, inputs)
-        steps = []
-        for number, part in enumerate(one_by_one(self.method, parts), 1):
-            with nullcontext() if number == len(parts) else without_averaging(self.forward):
-                steps.append(self.backward(*part))
-        return joined(steps)
-
-    def clip(self) -> None:
+        # The optimiser moves the weights. Clipping needs the true size of the gradients.
+        if scaler is not None:
+            scaler.unscale_(optimizer)
         if self.clip_norm is not None:
-            trained = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+            trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             nn.utils.clip_grad_norm_(trained, self.clip_norm)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+
+        # The memory moves last: a queue takes the keys, a slow copy follows.
+        method.finish(output)
+        return output
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that steps change, for a checkpoint."""
+        """Return everything that steps change, for a checkpoint."""
         state = training_state(self.method, self.optimizer)
         if self.scaler is not None:
             about = self.scaler.state_dict()
@@ -107,7 +104,7 @@ class PlainStep:
         return state
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of `state`."""
+        """Put back what `state` returned."""
         restore_training_state(self.method, self.optimizer, tensors)
         if self.scaler is not None:
             known = {name: kind(tensors[f"scaler.{name}"]) for name, kind in SCALER_STATE.items()}
@@ -115,10 +112,10 @@ class PlainStep:
 
 
 class RecordedStep:
-    """The plain step, recorded with the first batch as a CUDA graph and replayed for every other.
+    """The plain step, recorded with the first batch as a CUDA graph and replayed for every other one.
 
-    Recording needs steps to warm up, which train: what they change is put back. fp16 cannot be recorded: the host
-    decides after each backward pass whether the step counts.
+    Recording needs a few steps of warm-up, which train: what they change is put back. fp16 cannot be recorded, because
+    the host decides after each backward pass whether the step counts.
     """
 
     def __init__(self, plain: PlainStep, views: list[Tensor], inputs: Inputs) -> None:
@@ -134,13 +131,13 @@ class RecordedStep:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(WARM_UP_STEPS):
-                plain.take(self.views, self.inputs)
+                plain(self.views, self.inputs, None)
         torch.cuda.current_stream().wait_stream(side)
         plain.optimizer.zero_grad(set_to_none=True)
         self.graph = torch.cuda.CUDAGraph()
         # Only this thread is recorded: others load images meanwhile.
         with torch.cuda.graph(self.graph, stream=side, capture_error_mode="thread_local"):
-            step = plain.take(self.views, self.inputs)
+            step = plain(self.views, self.inputs, None)
         self.step = replace(step, loss=step.loss.detach())  # the graph of autograd has done its part
         for name, tensor in plain.state().items():
             if name in before:
@@ -160,14 +157,14 @@ class RecordedStep:
 
 @cache
 def recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all recordings: libraries keep workspaces for each stream that they have ever worked on. With a stream
-    for each, 65 MiB stayed of every recording on an H200."""
+    """Return the stream on which all recordings are made. Libraries keep workspaces for each stream that they have ever
+    worked on: with a stream for each recording, 65 MiB of every one stayed on an H200."""
     return torch.cuda.Stream(device)
 
 
 def compile_networks(method: Learner) -> None:
-    """Compile what the method encodes with. Networks of one shape share what was compiled; a process that trains many
-    shapes, one run after another, must not reach torch's limit, beyond which nothing would be compiled."""
+    """Compile the networks with which the method encodes. Networks of one shape share what was compiled. A process that
+    trains many shapes, one run after another, must not reach torch's limit, beyond which nothing would be compiled."""
     from torch._dynamo import config as limits  # slow to import
 
     limits.recompile_limit = max(limits.recompile_limit, RECOMPILE_LIMIT)
@@ -176,6 +173,7 @@ def compile_networks(method: Learner) -> None:
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of all groups; one that is a tensor is filled, so that a recorded step reads it."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)

@@ -1,4 +1,4 @@
-"""What a run says of itself while it runs: metrics.jsonl, TensorBoard, the terminal, and warnings.
+"""Measure a run and report it: metrics.jsonl, TensorBoard, the terminal, and warnings.
 
 Signs of health are summed on the device and read only when a line is due, so that no step waits for them.
 """
@@ -8,16 +8,23 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from unitsphere.common.distributed import average, gather, rank
 from unitsphere.common.errors import UnitsphereError
 from unitsphere.common.files import write_text
+from unitsphere.config.config import Config
+from unitsphere.methods.learners.learner import StepOutput
 from unitsphere.objectives.geometry import effective_rank, evenness, feature_deviation, uniformity
+from unitsphere.runs.run import Run
+from unitsphere.training.hooks import Hooks
 
 STARVING = 0.3  # share of the time spent waiting for data
 COLLAPSED_DEVIATION = 0.05
@@ -25,10 +32,14 @@ COLLAPSED_RANK = 1.5
 NARROW_DEVIATION, NARROW_RANK = 0.25, 4.0  # both: most directions are lost, and the rest hardly differ
 LOOKED_AT = 256  # embeddings of more dimensions than this
 SETTLING_STEPS = 50  # a fresh network looks collapsed
+# Names in a line beside those of the method's own signs of health.
+MEASURED = {"images_per_second", "wait_share", "memory_mib", "knn"}
+MEASURED |= {"feature_deviation", "effective_rank", "uniformity", "evenness"}
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Listener(Protocol):
-    """Who shows progress: the terminal."""
+    """Shows progress, as the terminal does."""
 
     def line(self, record: dict[str, Any]) -> None: ...
     def advance(self, step: int) -> None: ...
@@ -37,25 +48,35 @@ class Listener(Protocol):
 
 
 class Meter:
-    """Sums on the device since the last line."""
+    """Sums over the steps since the last line: on the device of what the method measures, on the host of what a hook
+    gives."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew, after a line."""
         self.sums: dict[str, Tensor] = {}
+        self.given: dict[str, tuple[float, int]] = {}  # name -> sum, and how many a hook has given
         self.steps = 0
         self.images = 0
         self.waited = 0.0
         self.since = time.perf_counter()
 
-    def add(self, health: dict[str, Tensor], images: int, waited: float) -> None:
+    def add(self, health: dict[str, Tensor], images: int, waited: float, given: Mapping[str, float] = NOTHING) -> None:
+        """Add a step: its signs of health, its images, the seconds spent waiting for them, the numbers of a hook."""
         for name, value in health.items():
             value = value.float()
             self.sums[name] = self.sums[name] + value if name in self.sums else value.clone()
+        for name, number in given.items():
+            total, count = self.given.get(name, (0.0, 0))
+            self.given[name] = total + number, count + 1
         self.steps += 1
         self.images += images
         self.waited += waited
 
     def read(self) -> dict[str, float]:
-        """Means since the last line. Waits for the device, once."""
+        """Return the means since the last line. Waits for the device, once."""
         totals = torch.stack(list(self.sums.values())).tolist()
         means = {name: total / self.steps for name, total in zip(self.sums, totals, strict=True)}
         elapsed = time.perf_counter() - self.since
@@ -63,15 +84,13 @@ class Meter:
         means["wait_share"] = min(1.0, self.waited / elapsed)
         return means
 
-    def state(self) -> tuple[dict[str, Tensor], int]:
-        return dict(self.sums), self.steps
-
-    def restore(self, sums: dict[str, Tensor], steps: int) -> None:
-        self.sums, self.steps = dict(sums), steps
+    def restore(self, sums: dict[str, Tensor], steps: int, given: Mapping[str, tuple[float, int]] = NOTHING) -> None:
+        """Go on from sums that a checkpoint holds."""
+        self.sums, self.steps, self.given = dict(sums), steps, {name: (total, n) for name, (total, n) in given.items()}
 
 
 class Log:
-    """metrics.jsonl and TensorBoard of one run. Opening it drops what lies after the step resumed from."""
+    """metrics.jsonl and TensorBoard of one run. Opening it drops the lines after the step that the run goes on from."""
 
     def __init__(self, metrics: Path, events: Path | None, from_step: int) -> None:
         kept = [line for line in read_metrics(metrics) if line["step"] <= from_step]
@@ -87,7 +106,7 @@ class Log:
             self.writer = SummaryWriter(str(events), purge_step=from_step + 1)
 
     def write(self, record: dict[str, Any]) -> None:
-        """A number that is none is null: JSON has no other word for it."""
+        """Write a line. NaN and infinity become null, since JSON has no word for them."""
         known = {name: value if math.isfinite(value) else None for name, value in record.items()}
         try:
             self.file.write(json.dumps(known) + "\n")
@@ -105,7 +124,7 @@ class Log:
 
 
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a metrics.jsonl; one cut short by a crash is left out."""
+    """Give the lines of a metrics.jsonl, without one that a crash has cut short."""
     if path.is_file():
         for line in path.read_text().splitlines():
             try:
@@ -116,8 +135,11 @@ def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
 
 @torch.no_grad()
 def spread(embedding: Tensor) -> dict[str, float]:
-    """How far the embeddings (N, dim) of a batch are from a collapse. Eigenvalues of so small a matrix are quicker on
-    the CPU; those of a large one would hold a quick network up, so of many wide embeddings some are looked at."""
+    """Measure how far the embeddings (N, dim) of a batch are from a collapse.
+
+    Eigenvalues of so small a matrix are quicker on the CPU. Those of a large one would hold up a quick network, so only
+    the first of many wide embeddings count.
+    """
     here = embedding.cpu()
     here = here[:LOOKED_AT] if min(here.shape) > LOOKED_AT else here
     return {
@@ -128,18 +150,80 @@ def spread(embedding: Tensor) -> dict[str, float]:
     }
 
 
+@dataclass
+class Reporter:
+    """Measures the steps of a run, writes a line of metrics when one is due, and warns of what looks wrong.
+
+    Use it as a context manager around the steps. All ranks call it alike, and the first speaks for all. look: evaluates
+    the backbone as it is (online k-NN), or None.
+    """
+
+    run: Run
+    config: Config
+    meter: Meter
+    hooks: Hooks
+    listener: Listener
+    look: Callable[[], dict[str, float]] | None
+    step: int  # steps done when it begins
+    log: Log | None = None
+
+    def __enter__(self) -> Reporter:
+        events = self.run.path / "events" if self.config.tensorboard else None
+        self.log = Log(self.run.metrics_file, events, self.step) if rank() == 0 else None
+        self.meter.since = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.log is not None:
+            self.log.close()
+
+    def measure(self, record: dict[str, Any], health: dict[str, Tensor], images: int, waited: float) -> None:
+        """Count a step in. record: step, epoch and rate. images: over all ranks. waited: seconds, for the images."""
+        given = self.hooks.call("on_step", record, {*health, *MEASURED}) if self.hooks.on_step is not None else NOTHING
+        self.meter.add(health, images, waited, given)
+        self.listener.advance(record["step"])
+
+    def report(self, record: dict[str, Any], output: StepOutput, epoch_is_over: bool) -> None:
+        """Write a line: what the record of the last step says, and the means of all steps since the last line."""
+        step, rate = record["step"], {"lr": record["lr"]}
+        record = {"step": step, "epoch": record["epoch"]}
+        average(self.meter.sums.values())
+        record |= {name: round(value, 6) for name, value in self.meter.read().items()} | rate
+        if output.loss.device.type == "cuda":
+            record["memory_mib"] = torch.cuda.max_memory_allocated(output.loss.device) // 2**20
+        check_finite(record.get("total_loss", record["loss"]), step, self.run.last_good())
+        every = self.config.knn_every
+        if self.look is not None and every and epoch_is_over and record["epoch"] % every == 0:
+            try:
+                record |= self.look()
+            except (UnitsphereError, torch.OutOfMemoryError) as error:  # a run must not die of being looked at
+                self.listener.warn(f"online k-NN failed: {error}")
+        embedding = gather(output.embedding.detach())  # of the whole batch: the same for any number of ranks
+        if self.log is not None:
+            record |= {name: round(value, 6) for name, value in spread(embedding).items()}
+            record |= {name: total / count for name, (total, count) in self.meter.given.items()}
+            if epoch_is_over:
+                record |= self.hooks.call("on_epoch", record)
+            self.log.write(record)
+            self.listener.line(record)
+            forces = "singular_weight" in type(self.config).model_fields
+            for warning in warnings(record, len(embedding), forces):
+                self.listener.warn(warning)
+        self.meter.reset()
+
+
 class Diverged(UnitsphereError):
-    """The loss is no number any more."""
+    """The loss or a weight is infinite or not a number."""
 
 
 def check_finite(loss: float, step: int, last_good: str) -> None:
-    """Stop at a loss that is no number: everything after it is lost time."""
+    """Raise Diverged for a loss that is infinite or not a number: everything after it is lost time."""
     if not math.isfinite(loss):
         raise diverged(f"the loss became {loss}", step, last_good)
 
 
 def check_state(tensors: Iterable[Tensor], step: int, last_good: str) -> None:
-    """The same for what the last step made: its loss is of the weights before it."""
+    """Raise Diverged for such weights: the loss of the last step is that of the weights before it."""
     finite = [tensor.isfinite().all() for tensor in tensors if tensor.is_floating_point()]
     if not torch.stack([each.to(finite[0].device) for each in finite]).all():
         raise diverged("weights became infinite or no numbers", step, last_good)
@@ -153,8 +237,10 @@ def diverged(what: str, step: int, last_good: str) -> Diverged:
 
 
 def warnings(record: dict[str, Any], images: int, forces: bool = True) -> Iterator[str]:
-    """What is wrong with the numbers of a line, and what to do about it. images: of the batch; forces: whether the
-    method could have some."""
+    """Give a warning for each number of a line that looks wrong, with what to do about it.
+
+    images: how many the batch has. forces: whether the method can have forces that spread the embeddings.
+    """
     if record["step"] < SETTLING_STEPS:
         return
     deviation, rank = record["feature_deviation"], record["effective_rank"]
@@ -173,7 +259,7 @@ def warnings(record: dict[str, Any], images: int, forces: bool = True) -> Iterat
 
 
 def collapse(deviation: float, rank: float, images: int) -> str:
-    """What has collapsed, in words; empty if nothing has. Two images always lie on a line."""
+    """Say in words what has collapsed, or nothing. Two images always lie on a line."""
     if deviation < COLLAPSED_DEVIATION:
         return "different images get nearly the same embedding"
     if rank < COLLAPSED_RANK and images > 2:
