@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from unitsphere import __version__
-from unitsphere.cli import analyse, data, doctor, judge, pretrain, study
+from unitsphere.cli import analyse, data, doctor, evaluate, pretrain, study
 from unitsphere.cli.command import Parser
 from unitsphere.common.errors import UnitsphereError, UsageError, nearest
 
@@ -112,6 +112,6 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"unitsphere {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for part in (pretrain, judge, analyse, study, data, doctor):
+    for part in (pretrain, evaluate, analyse, study, data, doctor):
         part.add_commands(commands)
     return parser

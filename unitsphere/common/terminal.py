@@ -114,10 +114,10 @@ def warn(message: str, console: Console | None = None) -> None:
 
 
 @contextmanager
-def bars() -> Iterator[MakeProgress]:
-    """Progress bars on standard error, where it is a screen."""
+def bars(verbose: bool = True) -> Iterator[MakeProgress]:
+    """Show progress bars on standard error, where it is a screen; none if not `verbose`."""
     console = Console(file=sys.stderr)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(console=console, transient=True, disable=not (verbose and console.is_terminal)) as progress:
 
         def start(title: str, total: int) -> Callable[[int], None]:
             task = progress.add_task(title, total=total)
