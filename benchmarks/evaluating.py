@@ -13,7 +13,8 @@ from benchmarks.steps import on_device, settings
 from unitsphere.common.devices import pick_precision
 from unitsphere.data.loader import Loader
 from unitsphere.data.python_data import from_array
-from unitsphere.evaluation.linear import PROTOCOLS, linear
+from unitsphere.evaluation.linear import linear
+from unitsphere.evaluation.recipes import LINEAR_RECIPES
 from unitsphere.features.extract import CachedFeatures, extract, forward, frozen
 from unitsphere.features.knn import knn
 from unitsphere.views.evaluation import Preprocess
@@ -77,7 +78,7 @@ def time_knn(device: torch.device, bank: int, queries: int, dim: int, k: int) ->
 def time_linear(device: torch.device, count: int, rates: tuple[float, ...]) -> Row:
     random = torch.Generator().manual_seed(0)
     features, labels = torch.randn(count, 512, generator=random), torch.randint(CLASSES, (count,), generator=random)
-    rules = replace(PROTOCOLS["moco"], lr=rates, epochs=PROBE_EPOCHS, drops=())
+    rules = replace(LINEAR_RECIPES["moco"], lr=rates, epochs=PROBE_EPOCHS, drops=())
     source = CachedFeatures(features.to(device))
     test, test_labels = features[: count // 5], labels[: count // 5]
     work = partial(linear, source, labels, test, test_labels, rules, device=device)

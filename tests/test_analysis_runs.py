@@ -132,9 +132,9 @@ def test_similarity_is_numpys_of_the_features_of_the_same_augmentations(run, tmp
     options = {"images": 30, "augmentations": 5, "features": features, "batch_size": 12}
     (found,) = results([run], "similarity", tmp_path, **options)
     ask = AnalysisRequest(batch_size=12)
-    subject, make = ask.subject(run, run.checkpoints()[-1][1], features), ask.views(run.config, 2)
-    backbone, cosines, variances = subject.loaded.backbone.eval(), [], []
-    loader = subject.loader(ask.images(run, "train", 30))
+    judged, make = ask.backbone(run, run.checkpoints()[-1][1], features), ask.views(run.config, 2)
+    backbone, cosines, variances = judged.loaded.backbone.eval(), [], []
+    loader = judged.open(ask.images(run, "train", 30)).loader
     for batch, (_, canvas) in enumerate(loader.batches(torch.arange(30).split(12))):
         # every call makes two views; every batch has numbers of its own, one for each augmentation
         views = [view for call in range(3) for view in make(canvas, "analysis-similarity", 5 * batch + call)][:5]

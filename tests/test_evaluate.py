@@ -12,7 +12,7 @@ from conftest import command, write_images, write_labelled
 import unitsphere
 from unitsphere.analysis.request import quiet
 from unitsphere.common.errors import UsageError
-from unitsphere.evaluation import subject
+from unitsphere.evaluation import backbone
 from unitsphere.runs.loading import load
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 8, "queue_size": 32, "bn_groups": 1, "epochs": 1}
@@ -79,12 +79,12 @@ def test_words_that_mean_nothing_are_refused(run):
         ("random", {"image_size": 0}, "image_size: given 0"),
         ("torchvision:resnet18", {"channels": 1}, "are for 3"),
         ("run", {"batch_size": 0}, "batch_size: given 0"),
-        ("run", {"temperature": float("nan")}, "temperature: nan"),
+        ("run", {"temperature": float("nan")}, "temperature: given nan"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_before_anything_is_computed(run, what, settings, said, monkeypatch):
     trained, data = run
-    monkeypatch.setattr(subject, "extract", None)
+    monkeypatch.setattr(backbone, "extract", None)
     with pytest.raises(UsageError, match=said):
         unitsphere.evaluate(trained if what == "run" else what, protocol="knn", data=data, **settings)
 
@@ -94,7 +94,7 @@ def test_classes_that_only_the_test_images_have_are_refused_before_anything_is_c
     write_images(tmp_path / "train" / "b", 4)
     for name in ("a", "b", "c"):
         write_images(tmp_path / "val" / name, 2)
-    monkeypatch.setattr(subject, "extract", None)
+    monkeypatch.setattr(backbone, "extract", None)
     with pytest.raises(UsageError, match="classes that the training images lack"):
         unitsphere.evaluate(run[0], protocol="linear", data=tmp_path)
 
@@ -104,8 +104,8 @@ def test_one_number_is_a_list_of_one(run):
     assert unitsphere.evaluate(trained, protocol="knn", data=data, k=5)["constants"]["k"] == [5]
     linear = unitsphere.evaluate(trained, protocol="linear", data=data, lr=1.0, epochs=1)
     assert linear["constants"]["chosen_lr"] == 1.0
-    with pytest.raises(UsageError, match=r"row \(--as\): 'moc'"):
-        unitsphere.evaluate(trained, protocol="linear", data=data, row="moc")
+    with pytest.raises(UsageError, match=r"recipe: 'moc' is not known\. Did you mean moco\?"):
+        unitsphere.evaluate(trained, protocol="linear", data=data, recipe="moc")
 
 
 def test_a_result_is_returned_also_where_it_cannot_be_kept(run, capsys):
@@ -135,7 +135,7 @@ def test_a_module_stays_in_its_mode(run):
     ],
 )
 def test_places_that_cannot_be_written_are_refused_before_anything_is_computed(run, paths, said, tmp_path, monkeypatch):
-    monkeypatch.setattr(subject, "extract", None)
+    monkeypatch.setattr(backbone, "extract", None)
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(UsageError, match=said):
         unitsphere.embed(run[0], data=run[1], **{name: tmp_path / path for name, path in paths.items()})
@@ -227,10 +227,10 @@ def test_a_split_may_lack_the_last_classes(run, tmp_path):
 
 def test_features_that_would_fill_a_device_stay_where_they_are(monkeypatch):
     features = torch.zeros(100, 8)
-    judged = subject.Subject(load("pixels", image_size=8), torch.device("meta"), None, quiet)
+    judged = backbone.JudgedBackbone(load("pixels", image_size=8), torch.device("meta"), "fp32", None, quiet, 0.01)
     for free, place in ((5 * features.nbytes, "meta"), (3 * features.nbytes, "cpu")):
-        monkeypatch.setattr(subject, "free_memory", lambda device, free=free: free)
-        assert judged.brought(features).device.type == place
+        monkeypatch.setattr(backbone, "free_memory", lambda device, free=free: free)
+        assert judged.where_it_fits(features).device.type == place
 
 
 @pytest.mark.parametrize("content", [torch.zeros(3), [torch.zeros(3)], 7])

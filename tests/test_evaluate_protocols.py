@@ -23,8 +23,7 @@ from unitsphere.common.errors import UsageError
 from unitsphere.data.images import Images
 from unitsphere.data.source import open_images
 from unitsphere.data.voc import CLASSES
-from unitsphere.evaluation.finetune import FINE_TUNING
-from unitsphere.evaluation.linear import PROTOCOLS
+from unitsphere.evaluation.recipes import FINE_TUNING_RECIPES, LINEAR_RECIPES
 from unitsphere.runs.run import Run
 
 SMALL = {"backbone": "resnet-tiny", "image_size": 16, "batch_size": 8, "queue_size": 32, "bn_groups": 4, "epochs": 1}
@@ -50,10 +49,11 @@ def test_semi_by_fraction(run, capsys):
     assert main(["evaluate", str(trained.path), *words]) == 0
     assert "with a learning rate of 0.25, 0.00025 for the encoder" in capsys.readouterr().out
     result = last_result(trained)
-    rules = asdict(FINE_TUNING["msbreg-10%"]) | {"epochs": 2, "lr": [0.25], "encoder_lr": [0.00025], "drops": []}
+    rules = asdict(FINE_TUNING_RECIPES["msbreg-10%"])
+    rules |= {"epochs": 2, "lr": [0.25], "encoder_lr": [0.00025], "drops": []}
     rules["views"] = "supervised-small"  # the run's images have 16 pixels
     assert {name: result["constants"][name] for name in rules} == rules
-    assert result["constants"]["row"] == "msbreg-10%" and result["constants"]["fraction"] == 0.2
+    assert result["constants"]["recipe"] == "msbreg-10%" and result["constants"]["fraction"] == 0.2
     assert result["protocol"] == "semi" and result["images"] == {"train": 12, "test": 20}
 
 
@@ -79,7 +79,7 @@ def test_few_labels_leave_the_encoder_frozen():
     pixels = np.random.default_rng(0).integers(0, 256, (400, 8, 8, 3), np.uint8)
     images = Images("noise", [str(n) for n in range(400)], np.arange(400) % 2, ("a", "b"), lambda n: pixels[n])
     result = unitsphere.evaluate("random", protocol="semi", data=images, fraction=0.02, epochs=1, **RANDOM)
-    assert result["constants"]["row"] == "msbreg-1%" and result["constants"]["chosen_encoder_lr"] == 0
+    assert result["constants"]["recipe"] == "msbreg-1%" and result["constants"]["chosen_encoder_lr"] == 0
     assert result["images"] == {"train": 8, "test": 40}
 
 
@@ -94,7 +94,7 @@ def test_finetune_with_a_batch_of_its_own(run, capsys):
     words = ["--protocol", "finetune", "--data", str(data), "--epochs", "1", "--batch-size", "32"]
     assert main(["evaluate", str(trained.path), *words]) == 0
     constants = last_result(trained)["constants"]
-    assert constants["batch_size"] == 32 and constants["row"] == "full"
+    assert constants["batch_size"] == 32 and constants["recipe"] == "full"
     assert constants["lr"] == constants["encoder_lr"] == pytest.approx([0.05 * 32 / 256])
     assert main(["evaluate", str(trained.path), *words, "--lr", "0.4"]) == 0
     assert last_result(trained)["constants"]["lr"] == [0.4]
@@ -108,20 +108,20 @@ def test_transfer_takes_the_settings_for_the_data(run, tmp_path):
         main(["evaluate", str(trained.path), "--protocol", "transfer", "--data", str(tmp_path), "--epochs", "3"]) == 0
     )
     constants = last_result(trained)["constants"]
-    assert constants["row"] == "inaturalist2018" and constants["drops"] == [1, 2] and constants["lr"] == [0.2]
+    assert constants["recipe"] == "inaturalist2018" and constants["drops"] == [1, 2] and constants["lr"] == [0.2]
     places = Images(
         "places205", [str(n) for n in range(20)], np.arange(20) % 2, ("a", "b"), lambda n: np.full((9, 9), n, np.uint8)
     )
     result = unitsphere.evaluate("random", protocol="transfer", data=places, **RANDOM)
-    assert result["constants"]["row"] == "places205" and result["constants"]["epochs"] == 28
+    assert result["constants"]["recipe"] == "places205" and result["constants"]["epochs"] == 28
 
 
 def test_the_transfer_rows_are_the_supplements():
     for name, epochs, drops in (("inaturalist2018", 84, (28, 56)), ("places205", 28, (9, 19))):
-        row = PROTOCOLS[name]
+        row = LINEAR_RECIPES[name]
         assert (row.epochs, row.drops, row.gamma) == (epochs, drops, 0.1)
         assert (row.lr, row.batch_size, row.momentum, row.nesterov, row.weight_decay) == ((0.2,), 256, 0.9, False, 1e-4)
-    byol = PROTOCOLS["byol"]
+    byol = LINEAR_RECIPES["byol"]
     assert (byol.epochs, byol.nesterov, byol.momentum, byol.lr[0] / byol.batch_size) == (80, True, 0.9, 0.2 / 256)
     assert [byol.factor(epoch) for epoch in (0, 40, 60)] == pytest.approx([1, 0.5, 0.5 - math.sqrt(0.125)])
 
@@ -228,7 +228,7 @@ def test_what_a_protocol_does_not_take_is_refused(run, capsys):
         (["semi", "--fraction", "0.001"], "leaves class 'red' without any"),
         (
             ["linear", "--fraction", "0.1"],
-            "fraction: protocol linear does not take it; it takes row (--as), lr, epochs, augment",
+            "fraction: protocol linear does not take it; it takes recipe, lr, epochs, augment",
         ),
         (["svm", "--k", "3"], "k: protocol svm does not take it"),
         (["finetune", "--as", "moco"], "Allowed: msbreg-1%, msbreg-10%, full"),

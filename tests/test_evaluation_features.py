@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.data.loader import Loader
 from unitsphere.data.source import Images, open_images
-from unitsphere.evaluation.linear import LinearProtocol, linear
+from unitsphere.evaluation.linear import linear
+from unitsphere.evaluation.recipes import LinearRecipe
 from unitsphere.features.extract import AugmentedFeatures, CachedFeatures, extract, images_at_once
 from unitsphere.features.inputs import usable_rows
 from unitsphere.views.evaluation import Preprocess
@@ -175,7 +176,7 @@ def test_the_faithful_linear_protocol_learns_and_leaves_the_backbone_alone() -> 
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
     test = extract(backbone, loader, STILL)
     source = AugmentedFeatures(backbone, loader, STILL)
-    protocol = LinearProtocol(lr=(5.0, 1e-6), batch_size=16, epochs=8, drops=(6,))
+    protocol = LinearRecipe(lr=(5.0, 1e-6), batch_size=16, epochs=8, drops=(6,))
     result = linear(source, labels, test, labels, protocol)
     assert result.chosen.lr == 5.0 and result.chosen.top1 > 95
     assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())

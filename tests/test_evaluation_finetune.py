@@ -15,8 +15,9 @@ from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.common.randomness import generator
 from unitsphere.data.images import Images
 from unitsphere.data.loader import Loader
-from unitsphere.evaluation.finetune import FINE_TUNING, FineTuning, finetune
+from unitsphere.evaluation.finetune import finetune
 from unitsphere.evaluation.linear import linear, shuffled_batches, train_linear
+from unitsphere.evaluation.recipes import FINE_TUNING_RECIPES, FineTuningRecipe
 from unitsphere.features.extract import AugmentedFeatures, extract
 from unitsphere.features.inputs import stratified_split
 from unitsphere.modules.backbones import TinyResNet
@@ -24,7 +25,7 @@ from unitsphere.modules.norms import part_batch_norms
 from unitsphere.views.evaluation import Preprocess
 
 SEEN = Preprocess(size=8, resize=8, mean=(0.5,) * 3, std=(0.25,) * 3)
-QUICK = FineTuning(lr=(0.2,), encoder_lr=(0.1,), batch_size=16, epochs=4)
+QUICK = FineTuningRecipe(lr=(0.2,), encoder_lr=(0.1,), batch_size=16, epochs=4)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -209,7 +210,7 @@ def test_one_image_of_each_class_leaves_none_to_choose_on() -> None:
 
 
 def test_the_rows_are_the_supplements() -> None:
-    few, more = FINE_TUNING["msbreg-1%"], FINE_TUNING["msbreg-10%"]
+    few, more = FINE_TUNING_RECIPES["msbreg-1%"], FINE_TUNING_RECIPES["msbreg-10%"]
     assert (few.lr, few.encoder_lr, more.lr, more.encoder_lr) == ((2.0,), (0.0,), (0.25,), (2.5e-4,))
     for row in (few, more):
         assert (row.batch_size, row.momentum, row.nesterov, row.weight_decay) == (1024, 0.9, True, 0.0)

@@ -13,15 +13,14 @@ from torch.nn.functional import cross_entropy
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.common.randomness import generator as seeded
 from unitsphere.evaluation.linear import (
-    PROTOCOLS,
     Layers,
-    LinearProtocol,
     linear,
     sgd_step,
     shuffled_batches,
     top_accuracies,
     train_linear,
 )
+from unitsphere.evaluation.recipes import LINEAR_RECIPES, LinearRecipe
 from unitsphere.features.extract import CachedFeatures
 from unitsphere.features.inputs import stratified_split
 
@@ -35,7 +34,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-QUICK = LinearProtocol(lr=(1.0,), batch_size=32, epochs=6, drops=(3, 5))
+QUICK = LinearRecipe(lr=(1.0,), batch_size=32, epochs=6, drops=(3, 5))
 
 
 def clusters(n: int, classes: int = 6, dim: int = 8, seed: int = 0, spread: float = 1.2) -> tuple[Tensor, Tensor]:
@@ -58,7 +57,7 @@ def test_steps_are_those_of_autograd_and_torch_sgd(nesterov: bool, weight_decay:
         torch.stack([o.bias.detach().clone() for o in oracles]),
     )
     momenta = Layers(torch.zeros_like(layers.weight), torch.zeros_like(layers.bias))
-    protocol = LinearProtocol(nesterov=nesterov, weight_decay=weight_decay)
+    protocol = LinearRecipe(nesterov=nesterov, weight_decay=weight_decay)
     optimisers = [
         torch.optim.SGD(o.parameters(), lr, momentum=0.9, nesterov=nesterov, weight_decay=weight_decay)
         for o, lr in zip(oracles, rates, strict=True)
@@ -98,7 +97,7 @@ def test_training_approaches_the_optimum_of_logistic_regression() -> None:
     oracle = LogisticRegression(C=1e6, max_iter=2000, tol=1e-8).fit(x.double().numpy(), y.numpy())
     least = -oracle.predict_log_proba(x.double().numpy())[np.arange(600), y.numpy()].mean()
 
-    protocol = LinearProtocol(lr=(0.5,), batch_size=300, epochs=400, drops=(300,))
+    protocol = LinearRecipe(lr=(0.5,), batch_size=300, epochs=400, drops=(300,))
     batches = shuffled_batches(CachedFeatures(x), y, torch.arange(600), 300, seed=0)
     layers = train_linear(batches, 8, 6, protocol)
     loss = cross_entropy(layers(x)[:, 0], y).item()
@@ -171,14 +170,14 @@ def test_every_epoch_shows_every_image_once_in_an_order_of_its_own() -> None:
 
 
 def test_the_start_is_small_gaussian_with_zero_bias() -> None:
-    layers = train_linear(lambda epoch: [], 400, 50, replace(PROTOCOLS["moco"], lr=(30.0, 10.0)))
+    layers = train_linear(lambda epoch: [], 400, 50, replace(LINEAR_RECIPES["moco"], lr=(30.0, 10.0)))
     assert layers.weight.std().item() == pytest.approx(0.01, rel=0.03)  # 20,000 draws: error 0.5 %
     assert layers.bias.count_nonzero() == 0
     assert torch.equal(layers.weight[0], layers.weight[1])
 
 
 def test_the_rate_drops_after_the_stated_epochs() -> None:
-    factors = [PROTOCOLS["mochi-imagenet100"].factor(epoch) for epoch in (0, 29, 30, 39, 40, 49, 50, 59)]
+    factors = [LINEAR_RECIPES["mochi-imagenet100"].factor(epoch) for epoch in (0, 29, 30, 39, 40, 49, 50, 59)]
     assert factors == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
 
 

@@ -12,7 +12,7 @@ from sklearn.svm import LinearSVC
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator
 from unitsphere.evaluation.svm import (
-    SvmProtocol,
+    SvmRecipe,
     area_average,
     best_cost,
     check_marks,
@@ -23,7 +23,7 @@ from unitsphere.evaluation.svm import (
 )
 from unitsphere.features.inputs import class_marks
 
-QUICK = SvmProtocol(costs=(2.0**-6, 0.25, 1.0, 32.0))
+QUICK = SvmRecipe(costs=(2.0**-6, 0.25, 1.0, 32.0))
 
 
 def test_average_precision_by_hand() -> None:
@@ -134,7 +134,7 @@ def test_the_cost_is_chosen_by_precision_on_held_out_images() -> None:
     marks = np.where(np.arange(120) % 3 == 0, 1, -1).astype(np.int8)
     features = draws.normal(size=(120, 100))
     features[:, 0] += 2.0 * marks
-    assert best_cost(features, marks, SvmProtocol(costs=(2.0**-10, 1e4)), generator(0, "folds")) == 2.0**-10
+    assert best_cost(features, marks, SvmRecipe(costs=(2.0**-10, 1e4)), generator(0, "folds")) == 2.0**-10
 
 
 def test_one_label_an_image_is_that_class_against_the_rest() -> None:

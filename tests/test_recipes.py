@@ -6,7 +6,7 @@ import torch
 from unitsphere.common.randomness import generator
 from unitsphere.config.images import policies
 from unitsphere.config.layers import Layer
-from unitsphere.evaluation.linear import PROTOCOLS
+from unitsphere.evaluation.recipes import LINEAR_RECIPES
 from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.learner import Moment
 from unitsphere.methods.resolve import resolve
@@ -59,7 +59,7 @@ def test_jcl_has_its_supplements_settings(method, data, wanted):
 def test_jcls_linear_row_is_its_supplements():
     stated = {"lr": (10.0,), "batch_size": 256, "epochs": 100, "drops": (60, 80), "gamma": 0.1}
     moco = {"momentum": 0.9, "nesterov": False, "weight_decay": 0.0}  # not stated: as in MoCo's protocol
-    assert_has(PROTOCOLS["jcl-imagenet100"], stated | moco)
+    assert_has(LINEAR_RECIPES["jcl-imagenet100"], stated | moco)
 
 
 def small(**fields):

@@ -85,7 +85,7 @@ def test_mochis_tables_have_the_papers_protocol():
     paper, deviation, settings = number_of(on_100, **best, oracle=False, epochs=200)
     assert (paper, deviation) == (79.0, 0.4)
     known = {"hardest": 1024, "pairs": 1024, "with_query": 128, "queue_size": 16384, "mixing_warmup": 10, "epochs": 200}
-    assert known.items() <= settings.items() and settings["evaluate.row"] == "mochi-imagenet100"
+    assert known.items() <= settings.items() and settings["evaluate.recipe"] == "mochi-imagenet100"
     assert settings["base_lr"] * settings["batch_size"] / 256 == pytest.approx(0.03)  # at batches of 128
     early, _, at_100 = number_of(on_100, **best, oracle=False, epochs=100)
     assert early == 73.6 and at_100 == {**settings, "evaluate.epoch": 100}  # one run
@@ -94,7 +94,7 @@ def test_mochis_tables_have_the_papers_protocol():
     long, _, oracle = number_of(on_100, **best, oracle=True, epochs=800)
     assert long == 85.2 and oracle == {**at_800, "oracle": True}
     paper, _, settings = number_of(on_1000, hardest=64, epochs=200)
-    assert paper == 66.3 and settings["mixing_warmup"] == 15 and settings["evaluate.row"] == "mochi-imagenet"
+    assert paper == 66.3 and settings["mixing_warmup"] == 15 and settings["evaluate.recipe"] == "mochi-imagenet"
     assert {cell.label for cell in find("mochi/table-1a").cells} < {cell.label for cell in on_100.cells}
     assert {cell.label for cell in find("mochi/table-1b").cells} < {cell.label for cell in on_1000.cells}
 

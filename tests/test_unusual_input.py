@@ -19,8 +19,8 @@ from unitsphere.config.layers import Layer
 from unitsphere.config.sizing import Facts
 from unitsphere.data.images import Images
 from unitsphere.data.source import open_images
-from unitsphere.evaluation.linear import PROTOCOLS, LinearProtocol, linear
-from unitsphere.evaluation.protocols import adapted
+from unitsphere.evaluation.linear import linear
+from unitsphere.evaluation.recipes import LINEAR_RECIPES, LinearRecipe, adapted
 from unitsphere.features.extract import CachedFeatures
 from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.learner import Moment
@@ -124,13 +124,13 @@ def test_groups_that_nobody_asked_for_divide_the_batch(size):
 def test_one_image_of_each_class_leaves_none_to_choose_a_rate_on():
     x, y = torch.randn(4, 8), torch.arange(4)
     with pytest.raises(UsageError, match="lr: several rates are compared on a tenth"):
-        linear(CachedFeatures(x), y, x, y, LinearProtocol(lr=(1.0, 10.0), epochs=2))
+        linear(CachedFeatures(x), y, x, y, LinearRecipe(lr=(1.0, 10.0), epochs=2))
 
 
 def test_a_rate_does_not_drop_before_the_first_epoch():
     for row in ("mochi-imagenet100", "moco", "places205"):
         for epochs in (1, 2, 3):
-            assert adapted(PROTOCOLS, row, None, epochs).factor(0) == 1
+            assert adapted(LINEAR_RECIPES, row, epochs).factor(0) == 1
 
 
 def test_an_svm_takes_classes_without_names():

@@ -63,6 +63,7 @@ def analyse(
     batch_size: int = 256,
     device: str = "auto",
     seed: int = 0,
+    verbose: bool = True,
     **options: Any,
 ) -> tuple[Path, Path]:
     """Look at runs and write OUT/WHAT.json and OUT/WHAT.png; both paths are returned.
@@ -70,7 +71,7 @@ def analyse(
     what: a name of ANALYSES; options: the keywords of its `measure`. data: the images, where they are not (or no
     longer) what the runs say. out: by default the folder `analysis` of a single run. names: what the runs are called in
     the figure, by default as their folders. batch_size: images at once, where it is not the run's own batches that are
-    looked at. seed: of the images, views and negatives that are drawn.
+    looked at. seed: of the images, views and negatives that are drawn. verbose: show progress on a screen.
     """
     check_word("what", what, ANALYSES)
     check_word("format", format, ("png", "svg", "pdf"))
@@ -89,7 +90,7 @@ def analyse(
     folder = place_of(opened, out)
     for package in analysis.needs:
         require(package, "drawing figures")
-    with bars() as progress, memory_errors("Lower --batch-size or --images."):
+    with bars(verbose) as progress, memory_errors("Lower --batch-size or --images."):
         ask = AnalysisRequest(data, pick_device(device), seed, batch_size, progress)
         found = [analysis.measure(run, ask, **options) for run in opened] or [analysis.measure(ask, **options)]
     results = [result | {"name": name} for result, name in zip(found, names or names_of(opened), strict=True)]

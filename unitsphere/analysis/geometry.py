@@ -15,7 +15,8 @@ from unitsphere.analysis.figures import colour, name_runs, panels
 from unitsphere.analysis.request import AnalysisRequest, number
 from unitsphere.common.errors import UsageError, check_word
 from unitsphere.data.images import Images, refuse_multi_label
-from unitsphere.evaluation.evaluate import Subject, check_features
+from unitsphere.evaluation.backbone import JudgedBackbone
+from unitsphere.evaluation.options import check_features
 from unitsphere.features.extract import forward, frozen
 from unitsphere.features.inputs import class_numbers, usable_rows
 from unitsphere.objectives.geometry import alignment, uniformity
@@ -64,8 +65,12 @@ def measure(
             )
     found = []
     for path in ask.checkpoints(run):
-        subject = ask.subject(run, path, features)
-        x, y = of_views(run, ask, subject, chosen) if positives == "views" else (of_images(subject, chosen), None)
+        backbone, y = ask.backbone(run, path, features), None
+        epoch = backbone.loaded.epoch
+        if positives == "views":
+            x, y = of_views(run, ask, backbone, chosen)
+        else:
+            x = backbone.features(backbone.open(chosen), f"features, epoch {epoch}")
         rows = usable_rows(x)
         points = x[rows].to(ask.device)
         if y is None:
@@ -73,25 +78,20 @@ def measure(
             aligned = class_alignment(points, labels[rows])
         else:
             aligned = alignment(points, y[rows].to(ask.device))
-        place = {"epoch": subject.loaded.epoch, "images": len(rows)}
+        place = {"epoch": epoch, "images": len(rows)}
         found.append(place | {"alignment": number(aligned), "uniformity": number(uniformity(points))})
     return {"positives": positives, "features": features, "split": split, "checkpoints": found}
 
 
-def of_images(subject: Subject, images: Images) -> Tensor:
-    """(N, F), as evaluation takes them."""
-    return subject.features(subject.loader(images), f"features, epoch {subject.loaded.epoch}")
-
-
-def of_views(run: Run, ask: AnalysisRequest, subject: Subject, images: Images) -> tuple[Tensor, Tensor]:
+def of_views(run: Run, ask: AnalysisRequest, backbone: JudgedBackbone, images: Images) -> tuple[Tensor, Tensor]:
     """(N, F) of one view of each image, and of another; NaN where one could not be read."""
-    loader, make = subject.loader(images), ask.views(run.config, 2)
-    progress = ask.progress(f"views, epoch {subject.loaded.epoch}", len(images))
+    loader, make = backbone.open(images).loader, ask.views(run.config, 2)
+    progress = ask.progress(f"views, epoch {backbone.loaded.epoch}", len(images))
     parts, found = torch.arange(len(images)).split(ask.batch_size), []
-    with frozen(backbone := subject.loaded.backbone.to(ask.device)):
+    with frozen(module := backbone.loaded.backbone.to(ask.device)):
         for batch, (part, (delivered, canvas)) in enumerate(zip(parts, loader.batches(parts), strict=True)):
             views = make(canvas, "analysis-pair", batch)
-            both = torch.stack([forward(backbone, view, subject.precision).cpu() for view in views])
+            both = torch.stack([forward(module, view, backbone.precision).cpu() for view in views])
             found.append(both.where((delivered == part)[:, None], torch.nan))
             progress(int(part[-1]) + 1)
     first, second = torch.cat(found, 1)

@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from unitsphere.common.devices import pick_precision
 from unitsphere.common.errors import UsageError, check_word
 from unitsphere.common.randomness import generator
 from unitsphere.common.terminal import MakeProgress
 from unitsphere.config.config import Config
 from unitsphere.data.source import Data, Images, refuse_unnamed_source
-from unitsphere.evaluation.evaluate import Subject
+from unitsphere.evaluation.backbone import JudgedBackbone
 from unitsphere.modules.names import CUSTOM
 from unitsphere.runs.loading import from_checkpoint
 from unitsphere.runs.run import Run
@@ -65,10 +66,11 @@ class AnalysisRequest:
             raise UsageError("views: the run was trained with views given from Python, which it cannot make again.")
         return make_views_of(config.model_copy(update={"seed": self.seed}), count, None)
 
-    def subject(self, run: Run, checkpoint: Path, features: str) -> Subject:
+    def backbone(self, run: Run, checkpoint: Path, features: str) -> JudgedBackbone:
         """The frozen backbone of a checkpoint (features "backbone"), or backbone and head ("embedding")."""
         loaded = from_checkpoint(*load_tensors(checkpoint), name=str(checkpoint), features=features, run=run)
-        return Subject(loaded, self.device, self.batch_size, self.progress)
+        precision = pick_precision("auto", self.device)
+        return JudgedBackbone(loaded, self.device, precision, self.batch_size, self.progress, run.config.max_broken)
 
     def checkpoints(self, run: Run) -> list[Path]:
         """Those that the run keeps, the latest last; at least one."""

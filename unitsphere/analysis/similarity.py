@@ -19,7 +19,8 @@ from unitsphere.analysis.figures import colour, panels
 from unitsphere.analysis.request import AnalysisRequest, number
 from unitsphere.common.errors import UsageError
 from unitsphere.data.images import Images
-from unitsphere.evaluation.evaluate import Subject, check_features
+from unitsphere.evaluation.backbone import JudgedBackbone
+from unitsphere.evaluation.options import check_features
 from unitsphere.features.extract import forward, frozen
 from unitsphere.runs.run import Run
 
@@ -55,11 +56,11 @@ def measure(
     check_features(features)
     if augmentations < 2:
         raise UsageError(f"augmentations: given {augmentations}; at least 2 can be alike.")
-    subject = ask.subject(run, ask.checkpoints(run)[-1], features)
-    parts = each_image(run, ask, subject, ask.images(run, split, images), augmentations)
+    backbone = ask.backbone(run, ask.checkpoints(run)[-1], features)
+    parts = each_image(run, ask, backbone, ask.images(run, split, images), augmentations)
     similarity, diagonal, (dim, *_) = (list(column) for column in zip(*parts, strict=True))
     return {
-        "epoch": subject.loaded.epoch,
+        "epoch": backbone.loaded.epoch,
         "features": features,
         "split": split,
         "images": sum(map(len, similarity)),
@@ -71,19 +72,19 @@ def measure(
 
 
 def each_image(
-    run: Run, ask: AnalysisRequest, subject: Subject, images: Images, augmentations: int
+    run: Run, ask: AnalysisRequest, backbone: JudgedBackbone, images: Images, augmentations: int
 ) -> Iterator[tuple[Tensor, Tensor, int]]:
     """Batch by batch: similarity (n,) and mean variance (n,) of the readable images, and D."""
-    loader, backbone = subject.loader(images), subject.loaded.backbone.to(ask.device)
+    loader, module = backbone.open(images).loader, backbone.loaded.backbone.to(ask.device)
     make = ask.views(run.config, 2)  # two, since they may have policies of their own
     progress = ask.progress(f"augmentations, {run.path.name}", len(images))
     parts = torch.arange(len(images)).split(ask.batch_size)
-    with frozen(backbone):
+    with frozen(module):
         for batch, (part, (delivered, canvas)) in enumerate(zip(parts, loader.batches(parts), strict=True)):
             numbers = range(batch * augmentations, (batch + 1) * augmentations)  # more than enough
             views = (view for which in numbers for view in make(canvas, "analysis-similarity", which))
             few = islice(views, augmentations)
-            found = similarity_and_variance(forward(backbone, view, subject.precision) for view in few)
+            found = similarity_and_variance(forward(module, view, backbone.precision) for view in few)
             similarity, diagonal = (values.cpu()[delivered == part] for values in found)  # not of broken images
             yield similarity, diagonal.mean(1), diagonal.shape[1]
             progress(int(part[-1]) + 1)

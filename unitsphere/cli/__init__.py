@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from unitsphere import __version__
-from unitsphere.cli import analyse, data, doctor, judge, pretrain, study
+from unitsphere.cli import analyse, data, doctor, evaluate, pretrain, study
 from unitsphere.cli.command import Parser
 from unitsphere.common.errors import UnitsphereError, UsageError, nearest
 
@@ -38,9 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    parser: argparse.ArgumentParser = Parser(prog="unitsphere")
+    parser = build_parser()
     try:
-        parser = build_parser(pretrain.outside_method(words))
         options, unknown = parser.parse_known_args(words)
         if unknown:
             refuse_unknown(parser, words, unknown)
@@ -104,8 +103,7 @@ def named_command(parser: argparse.ArgumentParser, words: list[str]) -> argparse
     return parser
 
 
-def build_parser(outside: str | None = None) -> argparse.ArgumentParser:
-    """All commands. outside: the method from outside the package that `pretrain` is to train with."""
+def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="unitsphere",
         description="Learns image representations without labels.",
@@ -114,7 +112,6 @@ def build_parser(outside: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"unitsphere {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    pretrain.add_commands(commands, outside)
-    for part in (judge, analyse, study, data, doctor):
+    for part in (pretrain, evaluate, analyse, study, data, doctor):
         part.add_commands(commands)
     return parser

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from unitsphere.cli.command import add_command
-from unitsphere.cli.judge import whole_numbers, words
+from unitsphere.cli.command import add_command, whole_numbers, words
 
 WHAT = {
     "similarity": "how alike the augmentations of an image are (JCL, Fig. M.3)",
@@ -40,6 +39,7 @@ def add_commands(commands: Any) -> None:
                          help="images at once (default: 256); gradient and hardness take the run's")  # fmt: skip
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     command.add_argument("--seed", type=int, default=0, help="of the images, views and negatives that are drawn")
+    command.add_argument("--quiet", action="store_true", help="show no progress")
     add_settings(command.add_argument_group("settings of one analysis or another"))
 
 
@@ -64,6 +64,7 @@ def add_settings(group: Any) -> None:
 def run_analyse(options: argparse.Namespace) -> None:
     from unitsphere.analysis.analyse import analyse
 
-    given = {name: value for name, value in vars(options).items() if name not in ("command", "run", "runs", "what")}
-    for path in analyse(options.runs, options.what, **given):
+    apart = ("command", "run", "runs", "what", "quiet")
+    given = {name: value for name, value in vars(options).items() if name not in apart}
+    for path in analyse(options.runs, options.what, verbose=not options.quiet, **given):
         print(f"wrote {path}")

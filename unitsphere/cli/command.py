@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from unitsphere.common.errors import UsageError, check_word
@@ -13,7 +14,17 @@ NUMBERS = {"int": "a whole number", "float": "a number"}
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells mistakes as the rest of unitsphere does: what was given, what is allowed, what is near."""
+    """Tells mistakes as the rest of unitsphere does: what was given, what is allowed, what is near.
+
+    before_parsing: is told the words before they are parsed, and may add options for what they name.
+    """
+
+    before_parsing: Callable[[Sequence[str]], None] | None = None
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self.before_parsing is not None:
+            self.before_parsing(args or ())
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ").replace("expected one argument", "a value must follow")
@@ -27,13 +38,25 @@ class Parser(argparse.ArgumentParser):
             check_word(name, value, action.choices)
 
 
-def add_command(commands: Any, name: str, run: Any, help: str, **more: Any) -> argparse.ArgumentParser:
-    command = commands.add_parser(
+def add_command(commands: Any, name: str, run: Any, help: str, **more: Any) -> Parser:
+    command: Parser = commands.add_parser(
         name, help=help, description=help[0].upper() + help[1:] + ".", allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, **more,
     )  # fmt: skip
     command.set_defaults(run=run)
     return command
+
+
+def words(text: str) -> list[str]:
+    """Parted by commas, but not by those in parentheses."""
+    return [part.strip() for part in re.split(r",(?![^(]*\))", text) if part.strip()]
+
+
+def whole_numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers such as 20,200") from None
 
 
 def print_broken(broken: dict[str, str]) -> None:

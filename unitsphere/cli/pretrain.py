@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from unitsphere.cli.command import add_command
+from unitsphere.cli.command import Parser, add_command
 
 
 class OnlyOnce(argparse.Action):
@@ -18,8 +19,7 @@ class OnlyOnce(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def add_commands(commands: Any, outside: str | None = None) -> None:
-    """Add the command. outside: the method from outside the package whose fields it takes."""
+def add_commands(commands: Any) -> None:
     command = add_command(
         commands,
         "pretrain",
@@ -43,13 +43,14 @@ def add_commands(commands: Any, outside: str | None = None) -> None:
         "--dry-run", action="store_true", help="print the configuration, the memory and the hours, and stop"
     )
     command.add_argument("--quiet", action="store_true", help="print warnings and errors alone")
-    add_fields(command, outside)
+    command.before_parsing = partial(add_fields, command)
 
 
-def add_fields(command: argparse.ArgumentParser, outside: str | None) -> None:
-    """An option for each field of the named methods or, if one from outside is named, of that method."""
+def add_fields(command: Parser, words: Sequence[str]) -> None:
+    """An option for each field of the named methods or, if the words name one from outside, of that method."""
     from unitsphere.methods.catalogue import SECTIONS, find_method, sections_of
 
+    outside = outside_method(words)
     sections = SECTIONS if outside is None else sections_of(find_method(outside, outside))
     for section in sections:
         group = command.add_argument_group(section.__doc__ or "")
@@ -60,11 +61,9 @@ def add_fields(command: argparse.ArgumentParser, outside: str | None) -> None:
 
 def outside_method(words: Sequence[str]) -> str | None:
     """The method from outside the package that a command line names: `package.module:Class` or an entry point."""
-    if not words or words[0] != "pretrain":
-        return None
     from unitsphere.methods.catalogue import is_outside
 
-    for before, word in pairwise(words):
+    for before, word in pairwise(["pretrain", *words]):
         if before == "--method" or not (before.startswith("-") or word.startswith("-")):
             if is_outside(word):
                 return word

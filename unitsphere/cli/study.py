@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from unitsphere.cli.command import add_command
-from unitsphere.cli.judge import whole_numbers
+from unitsphere.cli.command import add_command, whole_numbers
 
 
 def add_commands(commands: Any) -> None:

@@ -21,7 +21,7 @@ def pick_device(name: str) -> torch.device:
     the current one: streams and recordings are made there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if launched() and name.startswith("cuda:"):
+    if name.startswith("cuda:") and launched():
         raise UsageError(f"device: given {name} to several processes, of which each has its own. Use cuda.")
     if name == "cuda" and launched():
         name = f"cuda:{local_rank()}"

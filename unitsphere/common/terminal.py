@@ -130,7 +130,7 @@ def warn(message: str, console: Console | None = None) -> None:
 
 @contextmanager
 def bars(verbose: bool = True) -> Iterator[MakeProgress]:
-    """Progress bars on standard error, where it is a screen and somebody wants them."""
+    """Show progress bars on standard error, where it is a screen; none if not `verbose`."""
     console = Console(file=sys.stderr)
     with Progress(console=console, transient=True, disable=not (verbose and console.is_terminal)) as progress:
 

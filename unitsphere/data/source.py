@@ -29,7 +29,7 @@ from unitsphere.data.tars import tar_splits
 from unitsphere.data.walk import holds
 from unitsphere.images.decode import suffixes
 
-__all__ = ["Images", "open_images", "open_splits"]
+__all__ = ["Images", "open_images", "open_parts", "open_splits"]
 
 SOURCES = "unitsphere.sources"  # entry points of other packages
 Data = str | Path | np.ndarray | Tensor | Dataset[Any] | Images
@@ -44,36 +44,63 @@ def open_images(
     classes: Sequence[str] | None = None,
     fraction: float = 1.0,
 ) -> Images:
-    """The images of `split`, "train" or "val".
+    """Open the images of `split`, "train" or "val".
 
     data: "name", "name=path", a path (folder, list file, pack, Parquet or tar files), an (N, H, W[, C]) array, an
     (N, C, H, W) tensor, a torch Dataset, or Images.
     holdout: the share that becomes "val" where the data has no split of its own.
     classes: only these, relabelled in this order. fraction: a share of the split, stratified by class.
     """
-    if split not in ("train", "val"):
-        raise UsageError(f"split is {split!r}: it must be 'train' or 'val'.")
+    (images,) = open_parts(data, (split,), holdout=holdout, seed=seed, classes=classes, fraction=fraction)
+    return images
+
+
+def open_parts(
+    data: Data,
+    parts: Sequence[str] = ("train", "val"),
+    *,
+    holdout: float = 0.1,
+    seed: int = 0,
+    classes: Sequence[str] | None = None,
+    fraction: float = 1.0,
+) -> list[Images]:
+    """Open several splits of the same data at once; otherwise as `open_images`."""
+    for part in parts:
+        if part not in ("train", "val"):
+            raise UsageError(f"split is {part!r}: it must be 'train' or 'val'.")
     if not 0 <= holdout < 1:
         raise UsageError(f"holdout is {holdout:g}: it must be at least 0 and below 1.")
     splits = open_splits(data)
-    if len(splits) == 1:
-        (open_all,) = splits.values()
-        everything = _several(open_all())
-        images = hold_out(everything, split, holdout, seed)
-        if split == "train" and len(images) == 1:
-            raise UsageError(
-                f"{images.name} has {len(everything)} images, of which a held-out share of {holdout:g} leaves a single "
-                f"one to learn from ({images.names[0]}). Add images, or hold out fewer (--holdout)."
-            )
-    elif split in splits:
-        images = splits[split]()
-    else:
-        raise UsageError(f"{data} has no split {split!r}; it has: {', '.join(splits)}.")
-    if split == "train":
-        _several(images)
-    if classes is not None:
-        images = keep_classes(images, classes)
-    return keep_fraction(images, fraction, seed)
+    undivided = next(iter(splits.values()))() if len(splits) == 1 else None
+    if undivided is not None:
+        refuse_few(undivided)
+    opened = []
+    for part in parts:
+        if undivided is not None:
+            images = hold_out(undivided, part, holdout, seed)
+            if part == "train" and len(images) == 1:
+                raise UsageError(
+                    f"{images.name} has {len(undivided)} images, of which a held-out share of {holdout:g} leaves a "
+                    f"single one to learn from ({images.names[0]}). Add images, or hold out fewer (--holdout)."
+                )
+        elif part in splits:
+            images = splits[part]()
+        else:
+            raise UsageError(f"{data} has no split {part!r}; it has: {', '.join(splits)}.")
+        if part == "train" and len(images.names) < 2:
+            refuse_few(images)
+        if classes is not None:
+            images = keep_classes(images, classes)
+        opened.append(images if fraction == 1 else keep_fraction(images, fraction, seed))
+    return opened
+
+
+def refuse_few(images: Images) -> None:
+    """Raise UsageError where there are not two images."""
+    if not images.names:
+        raise UsageError(f"{images.name} holds no images.")
+    if len(images.names) == 1:
+        raise UsageError(f"{images.name} holds a single image ({images.names[0]}), from which nothing can be learned.")
 
 
 def open_splits(data: Data) -> Splits:
@@ -159,12 +186,4 @@ def _shard_splits(path: Path, text: str) -> Splits | None:
 
 
 def _same(images: Images) -> Images:
-    return images
-
-
-def _several(images: Images) -> Images:
-    if len(images) == 0:
-        raise UsageError(f"{images.name} holds no images.")
-    if len(images) == 1:
-        raise UsageError(f"{images.name} holds a single image ({images.names[0]}), from which nothing can be learned.")
     return images

@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from unitsphere.common.devices import memory_errors, pick_device
+from unitsphere.common.devices import memory_errors, pick_device, pick_precision
 from unitsphere.common.errors import UsageError
 from unitsphere.common.terminal import bars
 from unitsphere.data.source import Data, Images, open_images, open_splits
 from unitsphere.data.subsets import keep_classes
+from unitsphere.evaluation.backbone import JudgedBackbone, as_trained
 from unitsphere.evaluation.embedding import check_path, check_picture, near_duplicates, neighbour_sheet, save_features
-from unitsphere.evaluation.evaluate import MEMORY_ADVICE, check_classes, check_features, division
-from unitsphere.evaluation.subject import Subject
+from unitsphere.evaluation.evaluate import MEMORY_ADVICE, check_classes, data_name
+from unitsphere.evaluation.options import Options
+from unitsphere.evaluation.protocols import checked
 from unitsphere.features.inputs import usable_rows
 from unitsphere.runs.loading import Spec, load
 
@@ -49,14 +51,16 @@ def embed(
     holdout: float | None = None,
     classes: Sequence[str] | None = None,
     max_broken: float | None = None,
+    verbose: bool = True,
     **architecture: Any,
 ) -> Embedded:
-    """Features of every image of `data`, or of one split of it, divided as `evaluate` divides it; images that cannot be
-    read are left out and named.
+    """Compute the features of every image of `data`, or of one split of it, divided as `evaluate` divides it.
+
+    Images that cannot be read are left out and named.
 
     out: also as a .npz or .parquet file. neighbours: a contact sheet of images and their nearest, as a picture
-    file. duplicates: also pairs with at least this cosine. max_broken: the share of unreadable images that may be
-    left out (default: the run's).
+    file. duplicates: also pairs with at least this cosine. features, batch_size, device, holdout, classes, max_broken:
+    see `Options`. verbose: show progress on a screen. architecture: for what is no run.
     """
     if out is not None:
         check_path(out)
@@ -64,17 +68,25 @@ def embed(
         check_picture(neighbours)
     if duplicates is not None and not 0 < duplicates <= 1:
         raise UsageError(f"duplicates: given {duplicates}; a cosine above 0 and up to 1 is allowed, e.g. 0.98.")
-    check_features(features)
+    options: Options = checked(
+        Options,
+        {
+            "features": features, "batch_size": batch_size, "device": device, "holdout": holdout, "classes": classes,
+            "max_broken": max_broken,
+        },
+    )  # fmt: skip
     loaded = load(what, features=features, **architecture)
+    trained = as_trained(loaded, data_name(data), options)
     if split == "all":
-        images = whole(data) if classes is None else keep_classes(whole(data), classes)
+        images = whole(data) if options.classes is None else keep_classes(whole(data), options.classes)
     else:
-        holdout, classes = division(loaded, data, holdout, classes)
-        images = open_images(data, split, holdout=holdout, classes=classes)
-    with bars() as progress, memory_errors(MEMORY_ADVICE):
-        subject = Subject(loaded, pick_device(device), batch_size, progress, max_broken)
-        loader = subject.loader(images)
-        found = subject.features(loader, "features")
+        images = open_images(data, split, holdout=trained.holdout, classes=trained.classes)
+    with bars(verbose) as progress, memory_errors(MEMORY_ADVICE):
+        place = pick_device(device)
+        precision = pick_precision("auto", place)
+        backbone = JudgedBackbone(loaded, place, precision, batch_size, progress, trained.max_broken)
+        opened = backbone.open(images)
+        found = backbone.features(opened, "features")
     rows = usable_rows(found)
     kept = images.subset(rows.numpy())
     usable = found if len(rows) == len(found) else found[rows]  # no copy of what may fill the memory
@@ -84,11 +96,11 @@ def embed(
     if neighbours is not None:
         try:
             Path(neighbours).parent.mkdir(parents=True, exist_ok=True)
-            neighbour_sheet(loader, found, images.names).save(neighbours)
+            neighbour_sheet(opened.loader, found, images.names).save(neighbours)
         except (OSError, ValueError) as error:
             raise UsageError(f"neighbours: {neighbours} cannot be written: {error}") from error
     pairs = near_duplicates(usable, duplicates) if duplicates is not None else []
-    return Embedded(usable, kept.names, pairs, left_out(images, rows, loader.broken))
+    return Embedded(usable, kept.names, pairs, left_out(images, rows, opened.loader.broken))
 
 
 def left_out(images: Images, rows: Tensor, broken: dict[str, str]) -> dict[str, str]:

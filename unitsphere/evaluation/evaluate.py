@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from unitsphere.common.devices import memory_errors, pick_device
-from unitsphere.common.errors import UsageError, check_word, nearest
+from unitsphere.common.devices import memory_errors, pick_device, pick_precision
+from unitsphere.common.errors import UsageError, nearest
 from unitsphere.common.terminal import bars, warn
 from unitsphere.data.images import Images
-from unitsphere.data.named import same_data
-from unitsphere.data.source import Data, open_images
-from unitsphere.evaluation.protocols import JUDGES, Verdict
-from unitsphere.evaluation.subject import Subject
-from unitsphere.runs.loading import ARCHITECTURE, Loaded, Spec, load
+from unitsphere.data.source import Data, open_parts
+from unitsphere.evaluation.backbone import JudgedBackbone, LabelledImages, Split, as_trained
+from unitsphere.evaluation.options import Architecture, Options
+from unitsphere.evaluation.protocols import PROTOCOLS, Protocol, Settings, checked, find_protocol
+from unitsphere.runs.loading import Spec, load
 
 MEMORY_ADVICE = "Lower --batch-size, or --image-size for what is no run."
 
@@ -35,60 +34,64 @@ def evaluate(
     classes: Sequence[str] | None = None,
     max_broken: float | None = None,
     seed: int = 0,
-    k: int | Sequence[int] | None = None,
-    temperature: float | None = None,
-    row: str | None = None,
-    lr: float | Sequence[float] | None = None,
-    epochs: int | None = None,
-    augment: bool | None = None,
-    encoder_lr: float | Sequence[float] | None = None,
-    fraction: float | None = None,
-    labelled: str | os.PathLike[str] | None = None,
-    **architecture: Any,
+    verbose: bool = True,
+    **settings: Any,
 ) -> dict[str, Any]:
-    """Judge `what` (a run, a checkpoint, a file of weights, `random`, `torchvision:NAME`, a module) on `data`.
+    """Judge a backbone on labelled images.
 
-    protocol, and what may be asked of it:
-    `knn`: k (default: 20 and 200, or what the images allow), temperature (0.1).
-    `linear`, `transfer`: row of PROTOCOLS, lr, epochs, augment for the faithful form.
-    `finetune`: row of FINE_TUNING, lr (of the classifier), encoder_lr (0 freezes), epochs.
-    `semi`: the same, and which labels may be used: a stratified fraction, or a list of images (labelled).
-    `svm`: nothing; an image may have several labels.
+    what: a run, a checkpoint, a file of weights, `random`, `pixels`, `torchvision:NAME`, or a module.
+    protocol: `knn`, `linear`, `transfer`, `semi`, `finetune`, `svm`; one from outside as `package.module:Name`.
+    data: labelled images, as `pretrain` takes them; their `val` split is judged.
+    features, batch_size, device, holdout, classes, max_broken: see `Options`. The last three are the run's own unless
+    given, the classes on the run's own data alone.
+    seed: of classifiers, held-out tenths, folds and fractions. verbose: show progress on a screen.
+    settings: those of the protocol (`unitsphere evaluate --help` lists them), and for what is no run `backbone`,
+    `stem`, `image_size`, `channels`.
 
-    holdout and max_broken are the run's own unless given, and so are the classes on the run's own data. architecture:
-    backbone, stem, image_size, channels for what is no run. The result is returned and, for a run, added to its
-    results.json. Numbers are percent, of the last epoch; largest_class is the percentage of the largest of the test
-    images' classes.
+    Returns the entry that is added to a run's results.json. Its `value` is in percent, of the last epoch;
+    `largest_class` is the percentage of the largest of the test images' classes.
     """
-    check_word("protocol", protocol, JUDGES)
-    check_features(features)
-    settings = {
-        "k": several(k), "temperature": temperature, "row": row, "lr": several(lr), "epochs": epochs,
-        "augment": augment, "encoder_lr": several(encoder_lr), "fraction": fraction, "labelled": labelled,
-    }  # fmt: skip
+    # First all that can be refused without opening anything.
+    name_of_data = data_name(data)
+    chosen = find_protocol(protocol)
+    options: Options = checked(
+        Options,
+        {
+            "features": features, "batch_size": batch_size, "device": device, "holdout": holdout, "classes": classes,
+            "max_broken": max_broken,
+        },
+    )  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}
-    judge = JUDGES[protocol]
-    refuse_others(protocol, judge, given)
-    refuse_unknown(protocol, judge, architecture)
+    known = {*chosen.settings.model_fields, *Architecture.model_fields}
+    if others := [name for name in given if name not in known]:
+        raise not_taken(others[0], protocol, chosen)
+    architecture = {name: given.pop(name) for name in Architecture.model_fields if name in given}
+    asked: Settings = checked(chosen.settings, {"seed": seed, **given})
+
+    # Then the backbone and the images: a run's own division, so that no training image is tested on.
     loaded = load(what, features=features, seed=seed, **architecture)
-    holdout, classes = division(loaded, data, holdout, classes)
-    with bars() as progress, memory_errors(MEMORY_ADVICE):
-        subject = Subject(loaded, pick_device(device), batch_size, progress, max_broken)
-        train, test = (open_images(data, split, holdout=holdout, classes=classes) for split in ("train", "val"))
-        check_classes(train, test)
-        verdict = judge(subject, train, test, seed, **given)
+    trained = as_trained(loaded, name_of_data, options)
+    with bars(verbose) as progress, memory_errors(MEMORY_ADVICE):
+        place = pick_device(device)
+        precision = pick_precision("auto", place)
+        backbone = JudgedBackbone(loaded, place, precision, batch_size, progress, trained.max_broken)
+        images = LabelledImages(*open_parts(data, holdout=trained.holdout, classes=trained.classes))
+        check_classes(images.train, images.test)
+        judgement = chosen.run(backbone, images, asked)
+
+    # Last what is written down.
     result = {
         "protocol": protocol,
-        "data": data_name(data),
-        "value": {name: round(number, 2) for name, number in verdict.value.items()},
+        "data": name_of_data,
+        "value": {name: round(number, 2) for name, number in judgement.value.items()},
         "epoch": loaded.epoch,
         "seed": loaded.seed if loaded.seed is not None else seed,
         "evaluation_seed": seed,
         "backbone": loaded.name,
         "features": features,
-        "constants": {"holdout": holdout, "classes": classes, **verdict.constants},
-        **(loaded.record.caveats if loaded.record else {}),
-        **images_of(verdict, test),
+        "constants": {"holdout": trained.holdout, "classes": trained.classes, **judgement.constants},
+        **trained.caveats,
+        **images_of(judgement.train, judgement.test, images.test),
     }
     if loaded.run is not None:
         try:
@@ -98,65 +101,32 @@ def evaluate(
     return result
 
 
-def several(value: Any) -> Any:
-    """One number is a list of one."""
-    return [value] if isinstance(value, int | float) else value
+def not_taken(setting: str, name: str, protocol: Protocol) -> UsageError:
+    """Make the error for a setting that nothing takes, or that this protocol would ignore in silence."""
+    takes = ", ".join(protocol.options) or "nothing of the kind"
+    if any(setting in other.options for other in PROTOCOLS.values()):
+        return UsageError(f"{setting}: protocol {name} does not take it; it takes {takes}.")
+    near = nearest(setting, [*Options.model_fields, "seed", *protocol.options, *Architecture.model_fields])
+    of_weights = ", ".join(Architecture.model_fields)
+    return UsageError(f"{setting}: there is no such setting.{near} Of {name}: {takes}. Of weights: {of_weights}.")
 
 
-def refuse_others(protocol: str, judge: Callable[..., Any], given: dict[str, Any]) -> None:
-    """What is asked of a protocol that does not take it would otherwise be ignored in silence."""
-    for name in given:
-        if name not in keywords(judge):
-            takes = listed(keywords(judge)) or "nothing of the kind"
-            raise UsageError(f"{listed([name])}: protocol {protocol} does not take it; it takes {takes}.")
-
-
-def refuse_unknown(protocol: str, judge: Callable[..., Any], architecture: Collection[str]) -> None:
-    """Said here with all that there is to ask: `load` knows what weights take, and nothing else."""
-    for name in architecture:
-        if name not in ARCHITECTURE:
-            raise UsageError(
-                f"{name}: there is no such setting.{nearest(name, [*keywords(evaluate), *ARCHITECTURE])} "
-                f"Of {protocol}: {listed(keywords(judge)) or 'nothing'}. Of weights: {listed(ARCHITECTURE)}."
-            )
-
-
-def listed(names: Collection[str]) -> str:
-    return ", ".join("row (--as)" if name == "row" else name for name in names)
-
-
-def keywords(function: Callable[..., Any]) -> list[str]:
-    """What it takes by name alone: of a judge, what may be asked of its protocol."""
-    parameters = inspect.signature(function).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-
-
-def images_of(verdict: Verdict, test: Images) -> dict[str, Any]:
-    """How many images taught and judged, of which classes, and which of them could not be read."""
-    broken = verdict.train.loader.broken | verdict.test.loader.broken
-    return {
-        "images": {"train": verdict.train.readable, "test": verdict.test.readable},
-        **judged_classes(test, verdict.test.loader.broken),
-        **({"broken": broken} if broken else {}),
-    }
-
-
-def judged_classes(test: Images, broken: Collection[str]) -> dict[str, Any]:
-    """How many classes the images that were judged have, and the percentage of the largest, which is right for whoever
-    answers nothing else; of one label an image."""
-    if test.labels is None or test.multi_label:
-        return {}
-    readable = np.array([name not in broken for name in test.names])
-    counts = np.unique(test.labels[readable], return_counts=True)[1]
-    return {"classes": len(counts), "largest_class": round(100 * float(counts.max() / counts.sum()), 2)}
-
-
-def check_features(features: str) -> None:
-    check_word("features", features, ("backbone", "embedding"))
+def images_of(train: Split, test: Split, judged: Images) -> dict[str, Any]:
+    """Say how many images taught and were judged, which of them could not be read, and, of one label an image, how many
+    classes the judged ones have and the percentage of the largest: an answer that always names it is right as often."""
+    untaught, unjudged = train.loader.broken, test.loader.broken
+    taught, left = len(train.images.names) - len(untaught), len(test.images.names) - len(unjudged)
+    about: dict[str, Any] = {"images": {"train": taught, "test": left}}
+    if judged.labels is not None and judged.labels.ndim == 1:
+        readable = np.array([name not in unjudged for name in judged.names])
+        counts = np.unique(judged.labels[readable], return_counts=True)[1]
+        about |= {"classes": len(counts), "largest_class": round(100 * float(counts.max() / counts.sum()), 2)}
+    broken = untaught | unjudged
+    return about | ({"broken": broken} if broken else {})
 
 
 def check_classes(train: Images, test: Images) -> None:
-    """Raises UsageError where a label means one class to teach and another to judge. Either may lack the last ones."""
+    """Raise UsageError where a label means one class to teach and another to judge. Either may lack the last ones."""
     for label, (taught, judged) in enumerate(zip(train.classes or (), test.classes or (), strict=False)):
         if taught != judged:
             raise UsageError(
@@ -166,20 +136,5 @@ def check_classes(train: Images, test: Images) -> None:
 
 
 def data_name(data: Data) -> str:
-    """As runs and results record it."""
+    """Return what runs and results call the data."""
     return os.fspath(data) if isinstance(data, str | os.PathLike) else "custom"
-
-
-def division(
-    loaded: Loaded, data: Data, holdout: float | None, classes: Sequence[str] | None
-) -> tuple[float, Sequence[str] | None]:
-    """The held-out share and the classes: what was asked, else the run's own, so that no training image is tested on.
-
-    The classes of a run are those of its own data; other data may not have them.
-    """
-    own = loaded.record
-    if holdout is None:
-        holdout = own.holdout if own else 0.1
-    if classes is None and own and same_data(own.data, data_name(data)):
-        classes = own.classes
-    return holdout, classes

@@ -9,25 +9,20 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from unitsphere.common.devices import send
-from unitsphere.common.errors import UnitsphereError
+from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.common.randomness import generator
 from unitsphere.data.loader import Loader
-from unitsphere.evaluation.linear import (
-    Layers,
-    LinearProtocol,
-    count_classes,
-    first_weights,
-    tenth_to_choose_on,
-    top_accuracies,
-)
+from unitsphere.evaluation.backbone import JudgedBackbone, Judgement, LabelledImages, accuracies
+from unitsphere.evaluation.linear import Layers, count_classes, first_weights, tenth_to_choose_on, top_accuracies
+from unitsphere.evaluation.protocols import FinetuneSettings
+from unitsphere.evaluation.recipes import FINE_TUNING_RECIPES, FineTuningRecipe, adapted
 from unitsphere.features.extract import encode, extract, forward, fresh_views, frozen
 from unitsphere.features.inputs import class_numbers, usable_rows
 from unitsphere.modules.norms import GroupedBatchNorm
@@ -35,35 +30,56 @@ from unitsphere.views.evaluation import Preprocess
 from unitsphere.views.policies import POLICIES
 
 Progress = Callable[[int], None]
+SMALL = 64  # inputs up to this size are fine-tuned on larger crops, as they are pre-trained on views of their own
+
+
+def judge(backbone: JudgedBackbone, data: LabelledImages, settings: FinetuneSettings) -> Judgement:
+    """Fine-tune on all training images. backbone.batch_size: the images of a step. The rates of the recipe follow it in
+    proportion; given ones do not."""
+    loaded, name = backbone.loaded, settings.recipe or "full"
+    recipe = adapted(FINE_TUNING_RECIPES, name, settings.epochs)
+    if backbone.batch_size is not None:
+        recipe = recipe.with_batch_size(backbone.batch_size)
+    if loaded.preprocess.size <= SMALL:
+        recipe = replace(recipe, views="supervised-small")
+    if settings.lr is not None:
+        recipe = replace(recipe, lr=settings.lr)
+    if settings.encoder_lr is not None:
+        recipe = replace(recipe, encoder_lr=settings.encoder_lr)
+    if not list(loaded.backbone.parameters()):  # pixels
+        if settings.encoder_lr is not None and any(settings.encoder_lr):
+            given = list(settings.encoder_lr)
+            raise UsageError(f"encoder_lr: given {given}, but nothing in {loaded.name} can be trained. Leave it out.")
+        recipe = replace(recipe, encoder_lr=(0.0,))
+    train, test = backbone.open_labelled(data)
+    found = finetune(
+        loaded.backbone,
+        train.loader,
+        test.loader,
+        loaded.preprocess,
+        recipe,
+        seed=settings.seed,
+        device=backbone.device,
+        precision=backbone.precision,
+        progress=backbone.progress("fine-tuning", recipe.images(len(data.train))),
+    )
+    chosen = {"chosen_lr": found.chosen.lr, "chosen_encoder_lr": found.chosen.encoder_lr}
+    return Judgement(
+        value=accuracies(found.top1, found.top5),
+        constants={**asdict(recipe), "recipe": name, **chosen},
+        train=train,
+        test=test,
+        model=FineTunedModel(found.network.backbone, found.network.classifier, data.train.classes),
+    )
 
 
 @dataclass(frozen=True)
-class FineTuning(LinearProtocol):
-    """lr: of the classifier; encoder_lr: of the backbone, 0 to leave it as it is. Several of either: every pair is
-    tried. views: the name of a policy."""
+class FineTunedModel:
+    """A backbone, the classifier on it, and the names of the classes where they have some."""
 
-    drops: tuple[int, ...] = ()
-    nesterov: bool = True
-    encoder_lr: tuple[float, ...] = (0.0,)
-    views: str = "supervised"
-
-    @property
-    def pairs(self) -> list[tuple[float, float]]:
-        return list(product(self.lr, self.encoder_lr))
-
-    def images(self, count: int) -> int:
-        """How many go by, if there are `count`: all in every epoch, and to choose between pairs once more for each."""
-        trainings = 1 if len(self.pairs) == 1 else 1 + len(self.pairs)
-        return trainings * self.epochs * count
-
-
-FINE_TUNING = {
-    # MSBReg's supplement, section 2.2. It says nothing of length and schedule: 50 epochs and the cosine are ours.
-    "msbreg-1%": FineTuning(lr=(2.0,), encoder_lr=(0.0,), batch_size=1024, epochs=50),
-    "msbreg-10%": FineTuning(lr=(0.25,), encoder_lr=(2.5e-4,), batch_size=1024, epochs=50),
-    # No paper's: all layers alike.
-    "full": FineTuning(lr=(0.05,), encoder_lr=(0.05,), batch_size=256, epochs=30),
-}
+    backbone: nn.Module
+    classifier: nn.Linear
+    classes: tuple[str, ...] | None
 
 
 @dataclass(frozen=True)
@@ -101,7 +117,7 @@ def finetune(
     train: Loader,
     test: Loader,
     preprocess: Preprocess,
-    protocol: FineTuning = FINE_TUNING["full"],
+    recipe: FineTuningRecipe = FINE_TUNING_RECIPES["full"],
     *,
     seed: int = 0,
     device: torch.device | str = "cpu",
@@ -111,13 +127,13 @@ def finetune(
     """Train a copy of the backbone under a classifier, judge it on the test images. `backbone` stays as it is.
 
     Several pairs of rates are compared on a stratified tenth of the training images; the best is then trained on all
-    of them. The test images choose nothing. progress is called with the images seen, protocol.images(N) in all.
+    of them. The test images choose nothing. progress is called with the images seen, recipe.images(N) in all.
     """
     labels = class_numbers(train.images.labels, "the training images")
     truth = class_numbers(test.images.labels, "the test images")
     classes = count_classes(labels, truth)
-    tuner = Tuner(backbone, train, labels, classes, preprocess, protocol, seed, torch.device(device), precision)
-    trials = [Trial(lr, encoder_lr, None) for lr, encoder_lr in protocol.pairs]
+    tuner = Tuner(backbone, train, labels, classes, preprocess, recipe, seed, torch.device(device), precision)
+    trials = [Trial(lr, encoder_lr, None) for lr, encoder_lr in recipe.pairs]
     before = 0
     if len(trials) > 1:
         kept, held = tenth_to_choose_on(labels, seed)
@@ -125,7 +141,7 @@ def finetune(
             network = tuner.fit(kept, trial, shifted(progress, before))
             held_out = tuner.accuracies(network, train, labels, held)[0] if network.finite() else 0.0
             trials[number] = replace(trial, held_out=held_out)
-            before += protocol.epochs * len(train)
+            before += recipe.epochs * len(train)
     chosen = max(trials, key=lambda trial: trial.held_out or 0.0)
     network = tuner.fit(torch.arange(len(train)), chosen, shifted(progress, before))
     if not network.finite():
@@ -150,28 +166,28 @@ class Tuner:
     labels: Tensor
     classes: int
     preprocess: Preprocess
-    protocol: FineTuning
+    recipe: FineTuningRecipe
     seed: int
     device: torch.device
     precision: str
 
     def fit(self, indices: Tensor, trial: Trial, progress: Progress | None) -> Network:
         """The network after the last epoch on the images of `indices`."""
-        protocol, seed, policy = self.protocol, self.seed, POLICIES[self.protocol.views]
+        recipe, seed, policy = self.recipe, self.seed, POLICIES[self.recipe.views]
         network = self.new_network(trains=trial.encoder_lr > 0)
         optimizer = torch.optim.SGD(
             [{"params": list(network.classifier.parameters())}, {"params": list(network.backbone.parameters())}],
             lr=trial.lr,
-            momentum=protocol.momentum,
-            nesterov=protocol.nesterov,
-            weight_decay=protocol.weight_decay,
+            momentum=recipe.momentum,
+            nesterov=recipe.nesterov,
+            weight_decay=recipe.weight_decay,
             fused=self.device.type == "cuda" or None,
         )
         # Equal parts: batch statistics of a few images left over would be poor, and one image has none.
-        steps = max(1, min(math.ceil(len(indices) / protocol.batch_size), len(indices) // 2))
-        for epoch in range(protocol.epochs):
+        steps = max(1, min(math.ceil(len(indices) / recipe.batch_size), len(indices) // 2))
+        for epoch in range(recipe.epochs):
             for group, rate in zip(optimizer.param_groups, (trial.lr, trial.encoder_lr), strict=True):
-                group["lr"] = rate * protocol.factor(epoch)
+                group["lr"] = rate * recipe.factor(epoch)
             order = indices[torch.randperm(len(indices), generator=generator(seed, "linear-order", epoch))]
             seen = epoch * len(indices)
             batches = order.tensor_split(steps)

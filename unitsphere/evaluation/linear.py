@@ -7,7 +7,7 @@ the test images after the last epoch. Several learning rates are trained side by
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
@@ -16,45 +16,57 @@ from torch.nn.functional import one_hot
 
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.common.randomness import generator
-from unitsphere.features.extract import Features
+from unitsphere.evaluation.backbone import JudgedBackbone, Judgement, LabelledImages, LinearModel, accuracies
+from unitsphere.evaluation.protocols import LinearSettings
+from unitsphere.evaluation.recipes import LINEAR_RECIPES, TRANSFER, LinearRecipe, adapted
+from unitsphere.features.extract import AugmentedFeatures, CachedFeatures, Features
 from unitsphere.features.inputs import class_numbers, require_finite, stratified_split, usable_rows
-from unitsphere.optimisation.schedules import learning_rate
 
 HELD_OUT = 0.1  # of the training images, to choose between learning rates
 
 
-@dataclass(frozen=True)
-class LinearProtocol:
-    """How the layer is trained. lr: one rate, or several to choose from; drops: the numbers of epochs after
-    which the rate is multiplied by gamma; without any it follows a cosine."""
+def judge(backbone: JudgedBackbone, data: LabelledImages, settings: LinearSettings) -> Judgement:
+    """Train the layer on all training images and judge it on the test images."""
+    name = settings.recipe or "moco"
+    recipe = adapted(LINEAR_RECIPES, name, settings.epochs)
+    if settings.lr is not None:
+        recipe = replace(recipe, lr=settings.lr)
+    train, test = backbone.open_labelled(data)
+    refuse_unknown_classes(data)
+    queries, truth = backbone.frozen_features(test, "features to judge")
+    loaded, labels = backbone.loaded, data.train.labels
+    source: CachedFeatures | AugmentedFeatures
+    if settings.augment:
+        source = AugmentedFeatures(
+            loaded.backbone, train.loader, loaded.preprocess, backbone.device, backbone.precision
+        )
+    else:
+        features, labels = backbone.frozen_features(train, "features to train on")
+        source = CachedFeatures(backbone.where_it_fits(features))
+    epochs = recipe.epochs * (2 if len(recipe.lr) > 1 else 1)
+    found = linear(
+        source,
+        labels,
+        queries,
+        truth,
+        recipe,
+        seed=settings.seed,
+        device=backbone.device,
+        progress=backbone.progress("linear", epochs),
+    )
+    return Judgement(
+        value=accuracies(found.chosen.top1, found.chosen.top5),
+        constants={**asdict(recipe), "recipe": name, "augment": settings.augment, "chosen_lr": found.chosen.lr},
+        train=train,
+        test=test,
+        model=LinearModel(found.weight, found.bias, data.train.classes),
+    )
 
-    lr: tuple[float, ...] = (30.0,)
-    batch_size: int = 256
-    epochs: int = 100
-    drops: tuple[int, ...] = (60, 80)
-    gamma: float = 0.1
-    momentum: float = 0.9
-    nesterov: bool = False
-    weight_decay: float = 0.0
 
-    def factor(self, epoch: int) -> float:
-        """What the rates are multiplied by in this epoch, counted from 0."""
-        if not self.drops:
-            return learning_rate(epoch, peak=1.0, epochs=self.epochs, steps_per_epoch=1)
-        return self.gamma ** sum(epoch >= drop for drop in self.drops)
-
-
-PROTOCOLS = {
-    "moco": LinearProtocol(),
-    "mochi-imagenet": LinearProtocol(batch_size=512),
-    "jcl-imagenet100": LinearProtocol(lr=(10.0,)),
-    "mochi-imagenet100": LinearProtocol(lr=(10.0,), batch_size=128, epochs=60, drops=(30, 40, 50)),
-    # 0.2 per 256 images; the cosine is that of BYOL's released code
-    "byol": LinearProtocol(lr=(0.2 * 1024 / 256,), batch_size=1024, epochs=80, drops=(), nesterov=True),
-    # MSBReg's transfer, by the data's name: x0.1 twice at equal intervals
-    "inaturalist2018": LinearProtocol(lr=(0.2,), epochs=84, drops=(28, 56), weight_decay=1e-4),
-    "places205": LinearProtocol(lr=(0.2,), epochs=28, drops=(9, 19), weight_decay=1e-4),
-}
+def judge_transfer(backbone: JudgedBackbone, data: LabelledImages, settings: LinearSettings) -> Judgement:
+    """Do the same with MSBReg's settings for this data set; other data have those of iNaturalist, the longer ones."""
+    recipe = settings.recipe or (data.train.name if data.train.name in TRANSFER else "inaturalist2018")
+    return judge(backbone, data, settings.model_copy(update={"recipe": recipe}))
 
 
 @dataclass(frozen=True)
@@ -86,10 +98,13 @@ class Rate:
 
 @dataclass(frozen=True)
 class LinearResult:
-    """The accuracy on the test images after the last epoch, and the rates it was chosen from."""
+    """The accuracy on the test images after the last epoch, the rates it was chosen from, and the chosen layer: weight
+    (C, F), bias (C,)."""
 
     chosen: Rate
     rates: tuple[Rate, ...]
+    weight: Tensor
+    bias: Tensor
 
 
 def linear(
@@ -97,7 +112,7 @@ def linear(
     train_labels: Tensor | np.ndarray | None,
     test: Tensor,
     test_labels: Tensor | np.ndarray | None,
-    protocol: LinearProtocol = PROTOCOLS["moco"],
+    recipe: LinearRecipe = LINEAR_RECIPES["moco"],
     *,
     seed: int = 0,
     device: torch.device | str = "cpu",
@@ -107,7 +122,7 @@ def linear(
 
     Several rates are compared on a stratified tenth of the training images; all are then trained on all of
     them, and the one that was best on that tenth is the result. The test images choose nothing.
-    progress is called with the number of epochs trained, protocol.epochs in all (twice that to choose).
+    progress is called with the number of epochs trained, recipe.epochs in all (twice that to choose).
     """
     train_labels = class_numbers(train_labels, "the training images")
     test_labels = class_numbers(test_labels, "the test images")
@@ -115,15 +130,15 @@ def linear(
     classes = count_classes(train_labels, test_labels)
 
     def fit(indices: Tensor, epochs_before: int) -> Layers:
-        batches = shuffled_batches(train, train_labels, indices, protocol.batch_size, seed)
+        batches = shuffled_batches(train, train_labels, indices, recipe.batch_size, seed)
         report = progress and (lambda epoch: progress(epochs_before + epoch))
-        layers = train_linear(batches, test.shape[1], classes, protocol, seed=seed, device=device, progress=report)
-        require_any(layers.finite(), protocol)
+        layers = train_linear(batches, test.shape[1], classes, recipe, seed=seed, device=device, progress=report)
+        require_any(layers.finite(), recipe)
         return layers
 
-    held_out: list[float | None] = [None] * len(protocol.lr)
-    survives = torch.ones(len(protocol.lr), dtype=torch.bool)
-    choosing = len(protocol.lr) > 1
+    held_out: list[float | None] = [None] * len(recipe.lr)
+    survives = torch.ones(len(recipe.lr), dtype=torch.bool)
+    choosing = len(recipe.lr) > 1
     if choosing:
         kept, held = tenth_to_choose_on(train_labels, seed)
         features = train.still(held)
@@ -131,16 +146,17 @@ def linear(
         tried = fit(kept, 0)
         survives = tried.finite()
         held_out = top_accuracies(tried, features[whole], train_labels[held[whole]])[:, 0].tolist()
-    layers = fit(torch.arange(len(train_labels)), protocol.epochs if choosing else 0)
+    layers = fit(torch.arange(len(train_labels)), recipe.epochs if choosing else 0)
     survives = survives & layers.finite()
-    require_any(survives, protocol)
+    require_any(survives, recipe)
     tops = top_accuracies(layers, test, test_labels).tolist()
     rates = tuple(
         Rate(lr, held, top[0], top[4] if classes > 5 else None)
-        for lr, held, top in zip(protocol.lr, held_out, tops, strict=True)
+        for lr, held, top in zip(recipe.lr, held_out, tops, strict=True)
     )
-    eligible = [rate for rate, alive in zip(rates, survives.tolist(), strict=True) if alive]
-    return LinearResult(max(eligible, key=lambda rate: rate.held_out or 0.0), rates)
+    eligible = [place for place, alive in enumerate(survives.tolist()) if alive]
+    best = max(eligible, key=lambda place: rates[place].held_out or 0.0)
+    return LinearResult(rates[best], rates, layers.weight[best], layers.bias[best])
 
 
 def tenth_to_choose_on(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
@@ -153,10 +169,10 @@ def tenth_to_choose_on(labels: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     return kept, held
 
 
-def require_any(survives: Tensor, protocol: LinearProtocol) -> None:
+def require_any(survives: Tensor, recipe: LinearRecipe) -> None:
     if not survives.any():
         raise UnitsphereError(
-            f"linear: the classifier diverged with lr {protocol.lr}. Take a lower one; and all features must be finite "
+            f"linear: the classifier diverged with lr {recipe.lr}. Take a lower one; and all features must be finite "
             "and not huge."
         )
 
@@ -173,6 +189,11 @@ def count_classes(train_labels: Tensor, test_labels: Tensor) -> int:
             f"has {len(known)} classes). Take both from the same data set, or name the classes to use."
         )
     return int(known.max()) + 1
+
+
+def refuse_unknown_classes(data: LabelledImages) -> None:
+    """Raise UsageError where test images have a class that is never taught: they cannot be judged right."""
+    count_classes(*(class_numbers(images.labels, images.name) for images in (data.train, data.test)))
 
 
 def shuffled_batches(
@@ -193,7 +214,7 @@ def train_linear(
     batches: Callable[[int], Iterable[tuple[Tensor, Tensor]]],
     dim: int,
     classes: int,
-    protocol: LinearProtocol,
+    recipe: LinearRecipe,
     *,
     seed: int = 0,
     device: torch.device | str = "cpu",
@@ -204,14 +225,14 @@ def train_linear(
     batches: epoch (from 0) -> features (n, dim) and labels (n,) of each mini-batch.
     """
     start = first_weights(classes, dim, seed)
-    rates = torch.tensor(protocol.lr, device=device)[:, None]
+    rates = torch.tensor(recipe.lr, device=device)[:, None]
     bias = torch.zeros(len(rates), classes, device=device)
     layers = Layers(start.repeat(len(rates), 1, 1).to(device), bias)
     momenta = Layers(torch.zeros_like(layers.weight), torch.zeros_like(layers.bias))
-    for epoch in range(protocol.epochs):
-        now = rates * protocol.factor(epoch)
+    for epoch in range(recipe.epochs):
+        now = rates * recipe.factor(epoch)
         for features, labels in batches(epoch):
-            sgd_step(layers, momenta, features.to(device), labels.to(device, non_blocking=True), now, protocol)
+            sgd_step(layers, momenta, features.to(device), labels.to(device, non_blocking=True), now, recipe)
         if progress:
             progress(epoch + 1)
     return layers
@@ -223,7 +244,7 @@ def first_weights(classes: int, dim: int, seed: int) -> Tensor:
 
 
 def sgd_step(
-    layers: Layers, momenta: Layers, features: Tensor, labels: Tensor, rates: Tensor, protocol: LinearProtocol
+    layers: Layers, momenta: Layers, features: Tensor, labels: Tensor, rates: Tensor, recipe: LinearRecipe
 ) -> None:
     """One step of torch's SGD on the mean cross-entropy of each layer, in place. rates: (L, 1).
 
@@ -237,10 +258,10 @@ def sgd_step(
         (layers.weight, momenta.weight, weight_gradient, rates[:, None]),
         (layers.bias, momenta.bias, error.sum(0), rates),
     ):
-        if protocol.weight_decay:
-            gradient.add_(parameter, alpha=protocol.weight_decay)
-        momentum.mul_(protocol.momentum).add_(gradient)
-        direction = gradient.add_(momentum, alpha=protocol.momentum) if protocol.nesterov else momentum
+        if recipe.weight_decay:
+            gradient.add_(parameter, alpha=recipe.weight_decay)
+        momentum.mul_(recipe.momentum).add_(gradient)
+        direction = gradient.add_(momentum, alpha=recipe.momentum) if recipe.nesterov else momentum
         parameter.addcmul_(direction, rate, value=-1)
 
 

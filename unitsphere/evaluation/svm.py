@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,26 +21,71 @@ from unitsphere.common.errors import UsageError
 from unitsphere.common.extras import require
 from unitsphere.common.machine import worker_count
 from unitsphere.common.randomness import generator
+from unitsphere.evaluation.backbone import JudgedBackbone, Judgement, LabelledImages, LinearModel, class_names
+from unitsphere.evaluation.linear import refuse_unknown_classes
+from unitsphere.evaluation.protocols import Settings
+from unitsphere.features.inputs import class_marks
 
 
 @dataclass(frozen=True)
-class SvmProtocol:
+class SvmRecipe:
     costs: tuple[float, ...] = tuple(2.0**power for power in range(-10, 8))
     folds: int = 3
     positive_weight: float = 2.0  # of an image that shows the class; one that does not weighs 1
 
 
-VOC2007 = SvmProtocol()
+VOC2007 = SvmRecipe()
+
+
+def judge(backbone: JudgedBackbone, data: LabelledImages, settings: Settings) -> Judgement:
+    """Train a machine for each class. Where an image has one label, it shows that class and no other; then the result
+    also has the accuracy of the highest score."""
+    require("scikit-learn", "svm")
+    one_label = not (data.train.multi_label or data.test.multi_label)
+    classes = class_names(data.train)
+    train_marks, test_marks = (
+        class_marks(images.labels, len(classes), f"the {which} images of {images.name}")
+        for images, which in ((data.train, "training"), (data.test, "test"))
+    )
+    if one_label:
+        refuse_unknown_classes(data)
+    check_marks(train_marks, test_marks, classes)
+    train, test = (
+        backbone.open(replace(images, labels=marks))
+        for images, marks in ((data.train, train_marks), (data.test, test_marks))
+    )
+    features, marks = backbone.frozen_features(train, "features to train on")
+    queries, truth = backbone.frozen_features(test, "features to judge")
+    show = backbone.progress("machines", len(classes))
+    found = svm(features, marks, queries, truth, classes, VOC2007, seed=settings.seed, progress=show)
+    value = {"mAP": float(np.mean(found.eleven_points)), "mAP_area": float(np.mean(found.area))}
+    if not data.test.multi_label:
+        value["top1"] = 100 * float(np.mean(found.scores.argmax(1) == truth.argmax(1)))
+    per_class = {
+        name: {"cost": cost, "AP": round(eleven, 2), "AP_area": round(area, 2)}
+        for name, cost, eleven, area in zip(classes, found.costs, found.eleven_points, found.area, strict=True)
+    }
+    about = {"mAP": "VOC 2007: precision at 11 recalls", "mAP_area": "VOC 2010: area under precision by recall"}
+    return Judgement(
+        value=value,
+        constants={**asdict(VOC2007), **about, "per_class": per_class},
+        train=train,
+        test=test,
+        model=LinearModel(found.weight, found.bias, tuple(classes), unit_length=True),
+    )
 
 
 @dataclass(frozen=True)
 class SvmResult:
-    """Each class's chosen cost and its average precision by either rule, in percent; scores (N, C) of test images."""
+    """Each class's chosen cost and its average precision by either rule, in percent; scores (N, C) of test images; and
+    the machines themselves: weight (C, F), bias (C,)."""
 
     costs: tuple[float, ...]
     eleven_points: tuple[float, ...]
     area: tuple[float, ...]
     scores: np.ndarray
+    weight: Tensor
+    bias: Tensor
 
 
 def svm(
@@ -49,7 +94,7 @@ def svm(
     test: Tensor,
     test_marks: np.ndarray,
     classes: Sequence[str],
-    protocol: SvmProtocol = VOC2007,
+    recipe: SvmRecipe = VOC2007,
     *,
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
@@ -62,14 +107,16 @@ def svm(
     check_marks(train_marks, test_marks, classes)
     known, asked = (normalize(features.double(), dim=1).cpu().numpy() for features in (train, test))
 
-    def one(number: int) -> tuple[float, float, float, np.ndarray]:
+    def one(number: int) -> tuple[float, float, float, np.ndarray, Any]:
         judged = train_marks[:, number] != 0
         rows, marks = known[judged], train_marks[judged, number]
-        cost = best_cost(rows, marks, protocol, generator(seed, "svm-folds", number))
-        scores = fit(rows, marks, cost, protocol).decision_function(asked)
+        cost = best_cost(rows, marks, recipe, generator(seed, "svm-folds", number))
+        machine = fit(rows, marks, cost, recipe)
+        scores = machine.decision_function(asked)
         counted = test_marks[:, number] != 0
         precision, recall = ranked(scores[counted], test_marks[counted, number] > 0)
-        return cost, 100 * eleven_point_average(precision, recall), 100 * area_average(precision, recall), scores
+        eleven, area = eleven_point_average(precision, recall), area_average(precision, recall)
+        return cost, 100 * eleven, 100 * area, scores, machine
 
     found = []
     with ThreadPoolExecutor(worker_count()) as pool:  # liblinear lets go of the interpreter's lock
@@ -77,8 +124,15 @@ def svm(
             found.append(each)
             if progress:
                 progress(done)
-    costs, eleven, area, scores = zip(*found, strict=True)
-    return SvmResult(costs, eleven, area, np.stack(scores, axis=1))
+    costs, eleven, area, scores, machines = zip(*found, strict=True)
+    return SvmResult(
+        costs,
+        eleven,
+        area,
+        scores=np.stack(scores, axis=1),
+        weight=torch.from_numpy(np.concatenate([machine.coef_ for machine in machines])),
+        bias=torch.from_numpy(np.concatenate([machine.intercept_ for machine in machines])),
+    )
 
 
 def check_marks(train: np.ndarray, test: np.ndarray, classes: Sequence[str]) -> None:
@@ -96,26 +150,26 @@ def check_marks(train: np.ndarray, test: np.ndarray, classes: Sequence[str]) -> 
             )
 
 
-def fit(features: np.ndarray, marks: np.ndarray, cost: float, protocol: SvmProtocol) -> Any:
+def fit(features: np.ndarray, marks: np.ndarray, cost: float, recipe: SvmRecipe) -> Any:
     """In the primal form, which draws nothing by chance."""
     from sklearn.svm import LinearSVC  # type: ignore[import-untyped]
 
-    weights = {1: protocol.positive_weight, -1: 1.0}
+    weights = {1: recipe.positive_weight, -1: 1.0}
     return LinearSVC(C=cost, class_weight=weights, dual=False, max_iter=2000).fit(features, marks)
 
 
-def best_cost(features: np.ndarray, marks: np.ndarray, protocol: SvmProtocol, draws: torch.Generator) -> float:
+def best_cost(features: np.ndarray, marks: np.ndarray, recipe: SvmRecipe, draws: torch.Generator) -> float:
     """That with the best average precision (the area) over the folds; of equals, the lowest."""
-    fold_of = stratified_folds(marks, protocol.folds, draws)
+    fold_of = stratified_folds(marks, recipe.folds, draws)
     means = []
-    for cost in protocol.costs:
+    for cost in recipe.costs:
         precisions = []
         for fold in range(fold_of.max() + 1):
             held = fold_of == fold
-            scores = fit(features[~held], marks[~held], cost, protocol).decision_function(features[held])
+            scores = fit(features[~held], marks[~held], cost, recipe).decision_function(features[held])
             precisions.append(area_average(*ranked(scores, marks[held] > 0)))
         means.append(np.mean(precisions))
-    return protocol.costs[int(np.argmax(means))]
+    return recipe.costs[int(np.argmax(means))]
 
 
 def stratified_folds(marks: np.ndarray, folds: int, draws: torch.Generator) -> np.ndarray:

@@ -12,7 +12,7 @@ from unitsphere.studies.eqco import PAPER
 from unitsphere.studies.pretraining import Pretraining
 from unitsphere.studies.study import Cell, Claim, Study, Table
 
-LINEAR = {"protocol": "linear", "row": "moco", "augment": True}
+LINEAR = {"protocol": "linear", "recipe": "moco", "augment": True}
 QUANTITY = "ImageNet top-1 of a linear classifier, %"
 
 

@@ -18,7 +18,7 @@ from unitsphere.studies.study import Cell, Claim, Study
 PAPER = "JCL, Cai et al., NeurIPS 2020, supplement"
 RUNNER = Pretraining(
     base={"method": "jcl", "data": "imagenet100"},  # the recipe is that of these ablations
-    protocol={"protocol": "linear", "row": "jcl-imagenet100", "augment": True},
+    protocol={"protocol": "linear", "recipe": "jcl-imagenet100", "augment": True},
     read="top1",
 )
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unitsphere.common.errors import UnitsphereError
+from unitsphere.evaluation.options import Options
+from unitsphere.evaluation.protocols import PROTOCOLS, find_protocol
 
 if TYPE_CHECKING:
     from unitsphere.runs.run import Run
@@ -16,14 +18,13 @@ OF_A_CHECKPOINT = ("geometry", "hardness", "similarity")  # analyses that give a
 
 def settings_of(protocol: str | None) -> list[str]:
     """What may be said of how a run is judged. read: which number; epoch: of which checkpoint, if not the last."""
-    from unitsphere.analysis.analyse import ANALYSES
-    from unitsphere.evaluation.evaluate import JUDGES, evaluate, keywords
-
     if protocol in OF_A_CHECKPOINT:
+        from unitsphere.analysis.analyse import ANALYSES
+
         return ["protocol", "data", "seed", "read", *ANALYSES[protocol].options]
-    others = {name for known, judge in JUDGES.items() if known != protocol for name in keywords(judge)}
-    own = keywords(JUDGES[protocol]) if protocol in JUDGES else others
-    return [*(name for name in keywords(evaluate) if name in own or name not in others), "read", "epoch"]
+    known = PROTOCOLS.values() if protocol is None else (find_protocol(protocol),)
+    own = dict.fromkeys(name for each in known for name in each.options)
+    return ["protocol", "data", *Options.model_fields, "seed", *own, "read", "epoch"]
 
 
 def judge(run: Run, judging: Mapping[str, Any], device: str) -> tuple[float, dict[str, Any]]:

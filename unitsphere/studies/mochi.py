@@ -23,7 +23,7 @@ BEST: Mix = (1024, 1024, 128)
 def judged(data: str) -> Pretraining:
     return Pretraining(
         base={"data": data, "bn_groups": 4, "keep_epochs": [100]},
-        protocol={"protocol": "linear", "row": f"mochi-{data}", "augment": True},
+        protocol={"protocol": "linear", "recipe": f"mochi-{data}", "augment": True},
         read="top1",
     )
 

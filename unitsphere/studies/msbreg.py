@@ -16,7 +16,7 @@ from unitsphere.studies.pretraining import Pretraining
 from unitsphere.studies.study import Cell, Claim, Study, Table
 
 PAPER = "MSBReg, Moon et al., supplement; losses reconstructed from it"
-LINEAR: dict[str, object] = {"protocol": "linear", "row": "byol", "augment": True}
+LINEAR: dict[str, object] = {"protocol": "linear", "recipe": "byol", "augment": True}
 
 
 def prefixed(judging: dict[str, object]) -> dict[str, object]:

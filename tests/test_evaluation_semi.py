@@ -10,7 +10,7 @@ import pytest
 
 from unitsphere.common.errors import UsageError
 from unitsphere.data.images import Images
-from unitsphere.evaluation.labelled import listed_part, stratified_fraction
+from unitsphere.evaluation.semi import listed_part, stratified_fraction
 
 SIZES = {"cat": 200, "cow": 100, "dog": 51}
 

@@ -1,9 +1,10 @@
-"""The few training images whose labels a semi-supervised protocol may use."""
+"""The protocol `semi`: fine-tuning on the few training images whose labels may be used."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,26 @@ from unitsphere.common.errors import UsageError
 from unitsphere.data.images import Images
 from unitsphere.data.lists import read_text
 from unitsphere.data.subsets import keep_fraction
+from unitsphere.evaluation import finetune
+from unitsphere.evaluation.backbone import JudgedBackbone, Judgement, LabelledImages
+from unitsphere.evaluation.protocols import SemiSettings
 from unitsphere.features.inputs import class_numbers
+
+FEW = 0.03  # a share of labels nearer to 1 % than to 10 %: the encoder is frozen
+
+
+def judge(backbone: JudgedBackbone, data: LabelledImages, settings: SemiSettings) -> Judgement:
+    """Fine-tune on the part of the training images that a list names, or on a stratified fraction of them."""
+    if settings.labelled is not None:
+        part = listed_part(data.train, data.test, settings.labelled)
+    else:
+        assert settings.fraction is not None  # the model asks for one of the two
+        part = stratified_fraction(data.train, settings.fraction, settings.seed)
+    nearer = "msbreg-1%" if len(part) / len(data.train) < FEW else "msbreg-10%"
+    with_recipe = settings.model_copy(update={"recipe": settings.recipe or nearer})
+    found = finetune.judge(backbone, replace(data, train=part), with_recipe)
+    which = {"fraction": settings.fraction, "labelled": settings.labelled and os.fspath(settings.labelled)}
+    return replace(found, constants=found.constants | which)
 
 
 def stratified_fraction(images: Images, fraction: float, seed: int) -> Images:
