@@ -134,8 +134,8 @@ class Negatives:
         return Negatives(torch.logaddexp(self.lse, other.lse), self.count + other.count)
 
     def weighed(self, alpha: float | Tensor | None) -> Tensor:
-        """(N,): the log-sum-exp as if there were alpha of them, or (N,) of each query's; log(alpha/K) on every score is
-        EqCo's margin over tau."""
+        """Weigh the log-sum-exp (N,) as if there were alpha negatives, one number or (N,): log(alpha/K) added to every
+        score is EqCo's margin over tau. None leaves it as it is."""
         if alpha is None:
             return self.lse
         wanted = alpha.to(self.lse.dtype).log() if isinstance(alpha, Tensor) else math.log(alpha)
@@ -145,14 +145,14 @@ class Negatives:
 
 
 def negatives_of_scores(scores: Tensor, mask: Tensor | None = None) -> Negatives:
-    """Negatives given by their scores (N, K), already over the temperature; mask is true where one counts."""
+    """Sum up negatives given by their scores (N, K) over the temperature; mask (N, K) is true where one counts."""
     if mask is None:
         return Negatives(torch.logsumexp(scores, dim=1), scores.shape[1])
     return Negatives(torch.logsumexp(scores.masked_fill(~mask, NOTHING), dim=1), mask.sum(dim=1))
 
 
 def scores(query: Tensor, others: Tensor, temperature: float) -> Tensor:
-    """q.n / tau as (N, K): query (N, D) against others shared (K, D) or of its own (N, K, D)."""
+    """Compute q.n / tau, (N, K), of queries (N, D) and others, shared (K, D) or each query's own (N, K, D)."""
     if others.dim() == 2:
         return query @ others.T / temperature
     return torch.einsum("nd,nkd->nk", query, others) / temperature

@@ -75,7 +75,7 @@ class Learner(nn.Module):
         return {}
 
     def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> StepOutput:
-        """Compute a step. views: (n, C, H, W) each, of this rank's images; inputs: of `inputs`, on the views' device."""
+        """Compute a step. views: (n, C, H, W) each, of this rank's images; inputs: of `inputs`, on the same device."""
         raise NotImplementedError
 
     def split(self, parts: int) -> None:
@@ -87,7 +87,7 @@ class Learner(nn.Module):
         self.parts = parts
 
     def of_the_whole(self, views: Sequence[Tensor], inputs: Inputs) -> dict[str, Tensor]:
-        """Compute, without gradient, what each part of a batch needs of the whole of it: it joins the inputs of each."""
+        """Compute, without gradient, what each part of a batch needs of the whole of it, to join its inputs."""
         return {}
 
     def in_parts(self, views: Sequence[Tensor], inputs: Inputs) -> list[tuple[list[Tensor], Inputs]]:
