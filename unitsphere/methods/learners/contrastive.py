@@ -50,7 +50,7 @@ class LossSettings:
 
 
 class ContrastiveLearner(Learner):
-    """One step of the family; `methods/build.py` has the named points.
+    """One step of the family; methods/ has its named points (moco.py, simclr.py, jcl.py and so on).
 
     encoder: images to unit vectors. loss, key_encoder, negatives, mixing, dispersion: settings of the parts.
     key_encoder: None: the network encodes the keys itself, with gradient (SimCLR). queue: where negatives wait; None:
