@@ -142,8 +142,9 @@ def test_parts_hold_less():
 
 def test_keys_are_encoded_in_passes_as_small_as_a_part():
     method = parts_of(METHODS["moco, groups"] | {"accumulate": 2})[1]
-    assert method.key_chunks == 2 and set(groups_of(method.slow)) == {2} and set(groups_of(method.online)) == {2}
-    assert parts_of(METHODS["moco, layer norm"] | {"accumulate": 2})[1].key_chunks == 2
+    assert method.key_encoder.chunks == 2
+    assert set(groups_of(method.slow)) == {2} and set(groups_of(method.online)) == {2}
+    assert parts_of(METHODS["moco, layer norm"] | {"accumulate": 2})[1].key_encoder.chunks == 2
 
 
 @pytest.mark.parametrize(

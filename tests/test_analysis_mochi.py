@@ -14,7 +14,9 @@ from unitsphere.analysis import hardness, training
 from unitsphere.analysis.figures import colour
 from unitsphere.analysis.hardness import Asked
 from unitsphere.analysis.request import AnalysisRequest
-from unitsphere.methods.learners.contrastive import Comparison, ContrastiveLearner
+from unitsphere.methods.learners.contrastive import ContrastiveLearner, LossSettings
+from unitsphere.methods.learners.key_encoder import KeyEncoder
+from unitsphere.methods.learners.negatives import Comparison, NegativeSource
 from unitsphere.modules.encoder import Encoder
 from unitsphere.objectives.mixing import Mixing, draw_parents
 from unitsphere.runs.run import Run
@@ -97,15 +99,16 @@ TAU = 0.3
 def asked(queries=40, size=30, keys=1, oracle=False):
     """Queries of 10 images in 3 classes beside a queue that has some of the images, and entries of none."""
     torch.manual_seed(0)
-    method = ContrastiveLearner(Encoder(torch.nn.Flatten(), torch.nn.Linear(4, 8)), temperature=TAU, key_momentum=0.9)
+    encoder = Encoder(torch.nn.Flatten(), torch.nn.Linear(4, 8))
+    method = ContrastiveLearner(encoder, LossSettings(TAU), KeyEncoder(0.9), NegativeSource())
     query, keys, negatives = torch.randn(queries, 8), torch.randn(queries, keys, 8), torch.randn(size, 8)
     query, keys, negatives = (F.normalize(x, dim=-1) for x in (query, keys + 2 * query[:, None], negatives))
     images, owners, labels = torch.arange(queries) % 10, torch.arange(size) % 15 - 1, torch.arange(14) % 3
     negatives[:10] = F.normalize(negatives[:10] + query[:10], dim=1)
-    allowed = None
+    mask = None
     if oracle:
-        allowed = labels[images][:, None] != labels[owners.clamp(min=0)].where(owners >= 0, -1)
-    found = Comparison(query, keys, negatives, allowed, torch.arange(queries))
+        mask = labels[images][:, None] != labels[owners.clamp(min=0)].where(owners >= 0, -1)
+    found = Comparison(query, keys, negatives, mask, torch.arange(queries))
     return found, images, owners, labels, Asked.of(found, torch.arange(queries), images, owners, labels, method)
 
 
@@ -130,14 +133,14 @@ def test_a_query_s_own_image_is_no_false_negative():
 @pytest.mark.parametrize("way", [{}, {"mix_in": "key"}, {"pairs": 0}, {"with_query": 0}, {"rank_by": "key"}])
 def test_the_proxy_task_with_synthetic_negatives_is_that_of_explicit_vectors(way, oracle):
     found, images, owners, labels, of = asked(keys=2, oracle=oracle)
-    mixing, lot, rows = replace(Mixing(8, 3, 2), **way), torch.tensor(5), torch.arange(40)
-    means = hardness.of_synthetic(of, mixing, lot, rows)
+    mixing, draw_seed, rows = replace(Mixing(8, 3, 2), **way), torch.tensor(5), torch.arange(40)
+    means = hardness.of_synthetic(of, mixing, draw_seed, rows)
     query, key, mean, n = (x.double() for x in (found.query, found.keys[:, 0], found.keys.mean(1), found.negatives))
     met = torch.stack([owners != image for image in images])
     if oracle:
         met &= torch.stack([(owners < 0) | (labels[owners.clamp(min=0)] != labels[image]) for image in images])
     ranking = (mean if mixing.rank_by == "key" else query) @ n.T
-    parents = draw_parents(ranking, mixing, lot=lot, rows=rows, allowed=met)
+    parents = draw_parents(ranking, mixing, draw_seed=draw_seed, rows=rows, mask=met)
     other = mean if mixing.mix_in == "key" else query
     right, highest = 0, {"negative": [], "pair": [], "with_query": []}
     for i in range(40):

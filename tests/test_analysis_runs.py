@@ -20,6 +20,7 @@ from unitsphere.analysis.replay import Replay, Snapshot
 from unitsphere.analysis.request import AnalysisRequest
 from unitsphere.cli import main
 from unitsphere.common.errors import UsageError
+from unitsphere.methods.learners.health import signs_of_health
 from unitsphere.objectives.geometry import uniformity
 from unitsphere.runs.run import Run
 from unitsphere.training.make_views import make_views_of
@@ -95,7 +96,7 @@ def test_a_rehearsed_step_is_the_next_step_of_training(run):
     replay.make_views = lambda canvas, purpose, number: views(canvas, "views", step)
     snapshot = Snapshot.of(path, torch.device("cpu"))
     ((_, comparison),) = replay.comparisons(snapshot)
-    found = snapshot.method.health(comparison.first(16), {})
+    found = signs_of_health(comparison, temperature=snapshot.method.loss.temperature)
     (line,) = (each for each in map(json.loads, run.metrics_file.open()) if each["step"] == step + 1)
     for name in ("positive_similarity", "mutual_information_bound", "gradient_norm", "gradient_norm_bound"):
         assert found[name].item() == pytest.approx(line[name], abs=2e-5), name  # logged with six digits

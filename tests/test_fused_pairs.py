@@ -39,7 +39,7 @@ def test_mixing_takes_the_kernel_and_gives_the_same_scores(monkeypatch):
 
     draw = torch.Generator().manual_seed(0)
     query, negatives = (torch.nn.functional.normalize(torch.randn(n, 128, generator=draw)).cuda() for n in (64, 4096))
-    how = {"temperature": 0.2, "lot": torch.tensor(5).cuda(), "rows": torch.arange(64).cuda()}
+    how = {"temperature": 0.2, "draw_seed": torch.tensor(5).cuda(), "rows": torch.arange(64).cuda()}
     kernel, taken = fused_pairs.dots_of_pairs, []
     monkeypatch.setattr(fused_pairs, "dots_of_pairs", lambda *given: taken.append(given) or kernel(*given))
 

@@ -9,19 +9,13 @@ from scipy import stats
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
+from unitsphere.analysis.hardness import false_parents
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import uniform
+from unitsphere.methods.learners.health import highest_score, proxy_accuracy
 from unitsphere.objectives import info_nce
 from unitsphere.objectives.contrastive import NOTHING
-from unitsphere.objectives.mixing import (
-    Mixing,
-    draw_parents,
-    false_parents,
-    hardest,
-    highest_score,
-    proxy_accuracy,
-    synthesise,
-)
+from unitsphere.objectives.mixing import Mixing, draw_parents, hardest, synthesise
 
 TAU = 0.2
 
@@ -39,13 +33,13 @@ def mean_keys(count, dim, seed=1):
     return F.normalize(normal(count, 1, dim, seed=seed) + 0.7 * normal(count, 4, dim, seed=seed + 1), dim=2).mean(1)
 
 
-def lot(number=7):
+def draw_seed(number=7):
     return torch.tensor(number * 0x2545F4914F6CDD1D % 2**62)
 
 
 def synthetic(query, negatives, mixing, number=7, rows=None, **options):
     rows = torch.arange(len(query)) if rows is None else rows
-    return synthesise(query, negatives, mixing, temperature=TAU, lot=lot(number), rows=rows, **options)
+    return synthesise(query, negatives, mixing, temperature=TAU, draw_seed=draw_seed(number), rows=rows, **options)
 
 
 def explicit(query, negatives, parents, other, detach=True, weigh=False):
@@ -151,7 +145,7 @@ def test_opposite_parents_give_scores_of_unit_vectors(detach):
 
 def test_the_mixing_weights_are_uniform_in_their_open_intervals():
     mixing = Mixing(hardest=16, pairs=2000, with_query=2000)
-    parents = draw_parents(normal(20, 50), mixing, lot=lot(), rows=torch.arange(20))
+    parents = draw_parents(normal(20, 50), mixing, draw_seed=draw_seed(), rows=torch.arange(20))
     for dtype in (torch.float32, torch.float64):
         lowest, highest = uniform(torch.tensor([0, 2**62 - 1]), dtype)
         assert lowest > 0 and highest < 1
@@ -168,7 +162,7 @@ def test_the_mixing_weights_are_uniform_in_their_open_intervals():
 def test_parents_are_the_hardest_each_as_often_and_distinct():
     mixing = Mixing(hardest=6, pairs=3000, with_query=3000)
     ranking = normal(4, 30)
-    parents = draw_parents(ranking, mixing, lot=lot(), rows=torch.arange(4))
+    parents = draw_parents(ranking, mixing, draw_seed=draw_seed(), rows=torch.arange(4))
     assert (parents.first != parents.second).all()
     for n, order in enumerate(ranking.argsort(dim=1, descending=True)):
         best = sorted(order[:6].tolist())
@@ -182,7 +176,7 @@ def test_parents_are_the_hardest_each_as_often_and_distinct():
 
 def test_parents_that_may_be_the_same_are_so_once_in_n():
     mixing = Mixing(hardest=4, pairs=8000, with_query=0, distinct=False)
-    parents = draw_parents(normal(1, 30), mixing, lot=lot(), rows=torch.arange(1))
+    parents = draw_parents(normal(1, 30), mixing, draw_seed=draw_seed(), rows=torch.arange(1))
     same = int((parents.first == parents.second).sum())
     assert stats.binomtest(same, 8000, 1 / 4).pvalue > 0.001
 
@@ -198,14 +192,16 @@ def test_the_ranking_is_by_whom_it_is_said_to_be(rank_by):
 
 @pytest.mark.parametrize("count", [None, 60, 1000])
 def test_all_of_the_queue_is_mixed_where_n_is_none_or_larger(count):
-    parents = draw_parents(normal(2, 60), Mixing(count, 4000, 4000), lot=lot(), rows=torch.arange(2))
+    parents = draw_parents(normal(2, 60), Mixing(count, 4000, 4000), draw_seed=draw_seed(), rows=torch.arange(2))
     for places in (parents.first, parents.second, parents.partner):
         assert all(row.unique().tolist() == list(range(60)) for row in places)
 
 
 def test_a_softmax_draw_has_the_chances_of_a_softmax_and_of_what_is_left_without_the_first():
     ranking, tau = torch.tensor([[0.9, -0.4, 0.5, 0.1, 0.3, -0.2]]).double(), 0.3
-    parents = draw_parents(ranking, Mixing(4, 40_000, 40_000, draw_temperature=tau), lot=lot(), rows=torch.arange(1))
+    parents = draw_parents(
+        ranking, Mixing(4, 40_000, 40_000, draw_temperature=tau), draw_seed=draw_seed(), rows=torch.arange(1)
+    )
     weight = {j: math.exp(ranking[0, j].item() / tau) for j in (0, 2, 3, 4)}  # the four hardest
     total = sum(weight.values())
     for places in (parents.first[0], parents.partner[0]):
@@ -222,12 +218,12 @@ def test_a_softmax_draw_has_the_chances_of_a_softmax_and_of_what_is_left_without
 def test_a_softmax_so_sharp_that_one_negative_takes_all_still_has_distinct_parents(best):
     ranking = torch.linspace(-1, 0, 6).repeat(3, 1)
     ranking[:, best] = 1.0
-    allowed = torch.tensor([[True] * 6, [True] * 6, [j in (best, 1) for j in range(6)]])
+    mask = torch.tensor([[True] * 6, [True] * 6, [j in (best, 1) for j in range(6)]])
     parents = draw_parents(
-        ranking, Mixing(6, 500, 500, draw_temperature=1e-3), lot=lot(), rows=torch.arange(3), allowed=allowed
+        ranking, Mixing(6, 500, 500, draw_temperature=1e-3), draw_seed=draw_seed(), rows=torch.arange(3), mask=mask
     )
     assert (parents.first == best).all() and (parents.second != best).all()
-    assert allowed.gather(1, parents.second).all() and allowed.gather(1, parents.partner).all()
+    assert mask.gather(1, parents.second).all() and mask.gather(1, parents.partner).all()
 
 
 @pytest.mark.parametrize("draw_temperature", [None, 0.1])
@@ -236,19 +232,19 @@ def test_a_negative_that_is_not_allowed_is_never_mixed(count, draw_temperature):
     """The class oracle. A query with fewer than N draws among these; with one it has no pair, with none nothing."""
     query, negatives = unit(7, 16).requires_grad_(), unit(40, 16, seed=1)
     labels, queue_labels = torch.arange(7) % 4, (torch.arange(40) + 2) % 4
-    allowed = labels[:, None] != queue_labels
-    ranks = (query @ negatives.T).masked_fill(~allowed, -9).argsort(dim=1, descending=True).argsort(dim=1)
+    mask = labels[:, None] != queue_labels
+    ranks = (query @ negatives.T).masked_fill(~mask, -9).argsort(dim=1, descending=True).argsort(dim=1)
     for row, left in ((3, 5), (4, 2), (5, 1), (6, 0)):
-        allowed[row] &= ranks[row] < left
+        mask[row] &= ranks[row] < left
     mixing = Mixing(count, 300, 300, draw_temperature=draw_temperature)
-    result = synthetic(query, negatives, mixing, allowed=allowed)
-    exist = torch.cat([allowed.sum(1) > 1, allowed.sum(1) > 0]).view(2, 7, 1).expand(2, 7, 300)
+    result = synthetic(query, negatives, mixing, mask=mask)
+    exist = torch.cat([mask.sum(1) > 1, mask.sum(1) > 0]).view(2, 7, 1).expand(2, 7, 300)
     for part, exists in zip((result.pairs, result.with_query), exist, strict=True):
         assert torch.equal(part > NOTHING, exists)
     for places, exists in zip(result.parents[:2], (exist[0], exist[0]), strict=True):
-        assert allowed.gather(1, places)[exists].all()
-    assert allowed.gather(1, result.parents.partner)[exist[1]].all()
-    expected = torch.minimum(allowed.sum(1), torch.tensor(count or 40))
+        assert mask.gather(1, places)[exists].all()
+    assert mask.gather(1, result.parents.partner)[exist[1]].all()
+    expected = torch.minimum(mask.sum(1), torch.tensor(count or 40))
     assert result.parents.at_hand[:, 0].tolist() == expected.tolist()
     if draw_temperature is None:
         used = [len(set(row.tolist())) for row in result.parents.partner[:6]]
@@ -275,13 +271,13 @@ def until_share(pairs, with_query, real, count, share):
 @pytest.mark.parametrize("masked", [False, True])
 def test_kinds_alternate_until_a_share_of_the_top_is_synthetic(share, masked):
     query, negatives = unit(8, 16), unit(60, 16, seed=1)
-    allowed = torch.rand(8, 60, generator=torch.Generator().manual_seed(5)) < 0.2 if masked else torch.ones(8, 60) > 0
+    mask = torch.rand(8, 60, generator=torch.Generator().manual_seed(5)) < 0.2 if masked else torch.ones(8, 60) > 0
     mixing = Mixing(hardest=25, pairs=30, with_query=30)
-    everything = synthetic(query, negatives, mixing, allowed=allowed)
-    result = synthetic(query, negatives, replace(mixing, until=share), allowed=allowed)
+    everything = synthetic(query, negatives, mixing, mask=mask)
+    result = synthetic(query, negatives, replace(mixing, until=share), mask=mask)
     taken = set()
     for n in range(8):
-        real = [score.item() / TAU for score in (query[n] @ negatives.T)[allowed[n]]]
+        real = [score.item() / TAU for score in (query[n] @ negatives.T)[mask[n]]]
         pairs, with_query = everything.pairs[n].tolist(), everything.with_query[n].tolist()
         count = until_share(pairs, with_query, real, 25, share)
         taken.add(count)
@@ -302,13 +298,13 @@ def test_nothing_to_mix_is_an_empty_tensor_and_leaves_the_loss_as_it_was():
 @pytest.mark.parametrize("mixing", [Mixing(8, 12, 6), Mixing(8, 12, 6, draw_temperature=0.1), Mixing(None, 12, 6)])
 def test_draws_are_a_function_of_lot_and_row(mixing):
     query, negatives = unit(12, 16), unit(40, 16, seed=1)
-    allowed = torch.rand(12, 40, generator=torch.Generator().manual_seed(5)) < 0.7
-    whole = synthetic(query, negatives, mixing, allowed=allowed)
+    mask = torch.rand(12, 40, generator=torch.Generator().manual_seed(5)) < 0.7
+    whole = synthetic(query, negatives, mixing, mask=mask)
     for part in (slice(0, 6), slice(6, 12)):  # what each of two ranks does
-        own = synthetic(query[part], negatives, mixing, rows=torch.arange(12)[part], allowed=allowed[part])
+        own = synthetic(query[part], negatives, mixing, rows=torch.arange(12)[part], mask=mask[part])
         assert all(torch.equal(x, y[part]) for x, y in zip(own.parents, whole.parents, strict=True))
         torch.testing.assert_close(own.scores, whole.scores[part], rtol=0, atol=1e-12)
-    other = synthetic(query, negatives, mixing, number=8, allowed=allowed)
+    other = synthetic(query, negatives, mixing, number=8, mask=mask)
     assert (other.parents.first != whole.parents.first).float().mean() > 0.5
     assert (other.parents.a != whole.parents.a).all()
 
@@ -326,7 +322,7 @@ def test_shapes_do_not_depend_on_values_and_nothing_is_read_back(name):
     mixing = replace(Mixing(8, 11, 6), **options)
     with FakeTensorMode():
         query = torch.empty(5, 16, requires_grad=True)
-        result = synthetic(query, torch.empty(40, 16), mixing, key=torch.empty(5, 16), allowed=torch.ones(5, 40) > 0)
+        result = synthetic(query, torch.empty(40, 16), mixing, key=torch.empty(5, 16), mask=torch.ones(5, 40) > 0)
         result.scores.sum().backward()
         labels, queue_labels = torch.zeros(5, dtype=torch.int64), torch.zeros(40, dtype=torch.int64)
         assert false_parents(result, labels, queue_labels)[0].shape == ()
@@ -339,9 +335,9 @@ def test_extra_memory_stays_within_256_mib_at_the_papers_size(masked):
     """Batch 256, queue 65536, (1024, 1024, 128), value and gradient: from the profiler's record of every allocation."""
     query = unit(256, 128, dtype=torch.float32).requires_grad_()
     negatives = unit(65536, 128, seed=1, dtype=torch.float32)
-    allowed = torch.arange(65536) % 10 != torch.arange(256)[:, None] % 10 if masked else None
+    mask = torch.arange(65536) % 10 != torch.arange(256)[:, None] % 10 if masked else None
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        result = synthetic(query, negatives, Mixing(1024, 1024, 128), allowed=allowed)
+        result = synthetic(query, negatives, Mixing(1024, 1024, 128), mask=mask)
         torch.logsumexp(result.scores, dim=1).sum().backward()
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     held = peak = 0
@@ -412,14 +408,14 @@ def test_settings_that_make_no_sense_are_refused_by_name(fields, said):
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_recorded_step_on_the_device_equals_the_plain_one_here(masked):
     query, negatives = unit(64, 128, dtype=torch.float32), unit(8192, 128, seed=1, dtype=torch.float32)
-    allowed = torch.rand(64, 8192, generator=torch.Generator().manual_seed(5)) < 0.5 if masked else None
+    mask = torch.rand(64, 8192, generator=torch.Generator().manual_seed(5)) < 0.5 if masked else None
     mixing = Mixing(256, 256, 64)
-    expected = synthetic(query, negatives, mixing, number=9, allowed=allowed)
-    q, n, ticket, rows = query.cuda(), negatives.cuda(), lot(7).cuda(), torch.arange(64).cuda()
-    mask = None if allowed is None else allowed.cuda()
+    expected = synthetic(query, negatives, mixing, number=9, mask=mask)
+    q, n, ticket, rows = query.cuda(), negatives.cuda(), draw_seed(7).cuda(), torch.arange(64).cuda()
+    mask = None if mask is None else mask.cuda()
 
     def step():
-        return synthesise(q, n, mixing, temperature=TAU, lot=ticket, rows=rows, allowed=mask)
+        return synthesise(q, n, mixing, temperature=TAU, draw_seed=ticket, rows=rows, mask=mask)
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -428,7 +424,7 @@ def test_a_recorded_step_on_the_device_equals_the_plain_one_here(masked):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = step()
-    ticket.copy_(lot(9))
+    ticket.copy_(draw_seed(9))
     graph.replay()
     # Scores round otherwise there, so the last of the N hardest may be another: then draws after it are shifted by one.
     same = (result.parents.first.cpu() == expected.parents.first).all(dim=1)

@@ -1,6 +1,6 @@
 """MoCHi through the configuration and the method: that what is asked for is what a step does."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -85,9 +85,9 @@ def test_every_field_reaches_the_mixing(given, expected):
 
 def test_the_warm_up_and_what_alpha_is_on_reach_the_method():
     method = built(method="mochi", mixing_warmup=4, alpha=50.0, alpha_on="real")
-    assert (method.mixing_warmup, method.alpha, method.alpha_on) == (4, 50.0, "real")
+    assert (method.mixing_warmup, method.loss.alpha, method.loss.alpha_on) == (4, 50.0, "real")
     plain = built(method="moco-v2")
-    assert (plain.mixing, plain.mixing_warmup, plain.alpha_on) == (None, 0, "all")
+    assert (plain.mixing, plain.mixing_warmup, plain.loss.alpha_on) == (None, 0, "all")
 
 
 @pytest.mark.parametrize("hardest", [None, 20])
@@ -118,11 +118,11 @@ def test_the_query_s_own_key_is_never_mixed_in_the_batch(made):
 def test_only_negatives_that_a_query_meets_are_mixed(made):
     method = built(method="mochi", negatives=5, hardest=None, pairs=60, with_query=60)
     given = inputs(method)
-    (comparison,), _ = method.compare(method.queries(photos()), photos(), given)
+    (comparison,), _ = method.compare(method.queries(photos()), method.slow_keys(photos(), given), given)
     method(photos(), given)
     (each,) = made
     for places in (each.parents.first, each.parents.second, each.parents.partner):
-        assert comparison.allowed.gather(1, places).all()
+        assert comparison.mask.gather(1, places).all()
         assert all(row.unique().numel() == 5 for row in places)
 
 
@@ -174,9 +174,9 @@ def test_more_hardest_than_there_are_negatives_is_said(given, at_hand):
 def test_the_signs_of_a_step_are_those_of_explicit_vectors(made, oracle):
     method = filled(built(method="mochi", hardest=10, pairs=6, with_query=5, oracle=oracle, temperature=0.3))
     given, views = inputs(method), photos()
-    (comparison,), _ = method.compare(method.queries(views), views, given)
+    (comparison,), _ = method.compare(method.queries(views), method.slow_keys(views, given), given)
     negatives = comparison.negatives.clone().double()
-    method.key_momentum = 1.0  # the slow copy has made the step's move already
+    method.key_encoder = replace(method.key_encoder, momentum=1.0)  # the slow copy has made the step's move already
     health = method(views, given).health
     (synthetic,) = made
     parents = synthetic.parents

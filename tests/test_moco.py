@@ -8,9 +8,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from unitsphere.methods.learners.comparison import Comparison
-from unitsphere.methods.learners.contrastive import ContrastiveLearner
+from unitsphere.methods.learners.contrastive import ContrastiveLearner, LossSettings
+from unitsphere.methods.learners.health import signs_of_health
+from unitsphere.methods.learners.key_encoder import KeyEncoder
 from unitsphere.methods.learners.learner import Moment
+from unitsphere.methods.learners.negatives import Comparison, NegativeSource
 from unitsphere.modules.encoder import Encoder
 from unitsphere.modules.norms import part_batch_norms
 from unitsphere.modules.queue import KeyQueue
@@ -22,11 +24,18 @@ def encoder(seed=0):
     return Encoder(backbone, nn.Linear(6, 8))
 
 
-def moco(**options):
+def moco(queue_size=20, bn_groups=1, symmetric=False, at_once=False):
     network = encoder()
-    part_batch_norms(network, options.get("bn_groups", 1))
-    queue = KeyQueue(options.pop("queue_size", 20), 8, generator=torch.Generator().manual_seed(1))
-    return ContrastiveLearner(network, queue=queue, temperature=0.2, key_momentum=0.9, **options)
+    part_batch_norms(network, bn_groups, batches=1 + at_once)
+    queue = KeyQueue(queue_size, 8, generator=torch.Generator().manual_seed(1))
+    loss = LossSettings(0.2, symmetric=symmetric)
+    keys = KeyEncoder(0.9, shuffles=bn_groups > 1, at_once=at_once)
+    return ContrastiveLearner(network, loss, keys, NegativeSource(), queue)
+
+
+def keys_of(method, images, order):
+    """By a slow copy that follows itself, so that it stays."""
+    return method.key_encoder(method.slow, method.slow, [[images]], {"order": order[None]})[0]
 
 
 def batches(count, n=8):
@@ -88,12 +97,8 @@ def test_several_steps_equal_the_algorithm_written_out(symmetric):
 def test_both_directions_in_one_pass_are_the_two_one_by_one():
     views, given = batches(1)[0], inputs(moco(bn_groups=4, symmetric=True))
     found = []
-    for together in (False, True):
-        network = encoder()
-        part_batch_norms(network, 4, batches=2 if together else 1)
-        queue = KeyQueue(20, 8, generator=torch.Generator().manual_seed(1))
-        settings = {"temperature": 0.2, "key_momentum": 0.9, "symmetric": True, "bn_groups": 4}
-        method = ContrastiveLearner(network, queue=queue, together=together, **settings)
+    for at_once in (False, True):
+        method = moco(bn_groups=4, symmetric=True, at_once=at_once)
         step = method(views, given)
         step.loss.backward()
         found.append([step.loss.detach(), step.keep["keys"], *[p.grad for p in method.online.parameters()]])
@@ -127,14 +132,14 @@ def test_keys_come_back_in_their_own_order_after_the_shuffle():
     method.eval()  # running statistics: the order cannot matter, so a wrong un-shuffle would show
     images = batches(1)[0][0]
     order = torch.randperm(8, generator=torch.Generator().manual_seed(3))
-    torch.testing.assert_close(method.encode_keys([[images]], order[None])[0][:, 0], method.slow(images))
+    torch.testing.assert_close(keys_of(method, images, order)[:, 0], method.slow(images))
 
 
 def test_with_groups_the_order_decides_which_keys_share_statistics():
     method = moco(bn_groups=4)
     images = batches(1)[0][0]
     orders = [inputs(method, seed)["order"][0] for seed in (3, 3, 4)]
-    one, same, other = (method.encode_keys([[images]], order[None])[0] for order in orders)
+    one, same, other = (keys_of(method, images, order) for order in orders)
     assert torch.equal(one, same) and not torch.allclose(one, other)
     assert "order" not in inputs(moco(bn_groups=1))
     assert inputs(moco(bn_groups=4, symmetric=True))["order"].shape == (2, 8)
@@ -148,7 +153,8 @@ def test_health_is_what_it_says():
     method = moco(queue_size=4)
     queries = F.normalize(torch.randn(8, 8), dim=1)
     method.queue.keys.copy_(-queries[:4])
-    health = method.health(Comparison(queries, queries[:, None], method.queue.keys, None, torch.arange(8)), {})
+    compared = Comparison(queries, queries[:, None], method.queue.keys, None, torch.arange(8))
+    health = signs_of_health(compared, temperature=0.2)
     assert health["positive_similarity"] == pytest.approx(1.0, abs=1e-6)
     assert health["contrastive_accuracy"] == 1.0
     assert health["negative_similarity"] == pytest.approx((queries @ -queries[:4].T).mean().item(), abs=1e-6)

@@ -90,10 +90,8 @@ def test_the_form_is_chosen_for_a_contrastive_method_too(form):
 @pytest.mark.parametrize("per_view", [False, True])
 def test_the_configuration_says_whether_a_force_is_of_an_image_or_of_a_view(per_view):
     inputs, step, predictions, _ = msbreg(brownian_per_view=per_view, brownian_weight=2.0, singular_weight=0)
-    losses = [
-        2.0 * brownian_loss(predictions, brownian_directions(inputs["brownian_lot"], predictions, per_view=each)).item()
-        for each in (False, True)
-    ]
+    directions = [brownian_directions(inputs["brownian_seed"], predictions, per_view=each) for each in (False, True)]
+    losses = [2.0 * brownian_loss(predictions, each).item() for each in directions]
     assert step.health["brownian_loss"].item() == pytest.approx(losses[per_view], rel=1e-4)
     assert abs(losses[0] - losses[1]) > 0.01 * abs(losses[per_view])
 

@@ -200,7 +200,7 @@ def test_a_force_pushes_along_its_direction_and_is_one_for_all_views_unless_aske
         assert n.shape == (6, 3 if per_view else 1, 4)
         (force,) = torch.autograd.grad(brownian_loss(z, n), z)
         torch.testing.assert_close(force, n.expand(6, 3, 4) / 18)
-    again, other = (brownian_directions(torch.tensor(lot), z) for lot in (5, 6))
+    again, other = (brownian_directions(torch.tensor(seed), z) for seed in (5, 6))
     assert torch.equal(again, brownian_directions(torch.tensor(5), z)) and not torch.equal(again, other)
 
 
@@ -210,7 +210,7 @@ def test_a_dispersion_weighs_its_losses_and_leaves_out_what_weighs_nothing():
     force = Dispersion(singular_weight=2.0, brownian_weight=3.0, uniformity_weight=0.5)
     inputs = force.inputs(generator(0, "t"))
     losses = force(z, inputs)
-    n = brownian_directions(inputs["brownian_lot"], z)
+    n = brownian_directions(inputs["brownian_seed"], z)
     expected = {
         "brownian_loss": 3 * (z * n).sum(2).mean(),
         "singular_loss": 2 * nuclear_loss(z.reshape(18, 4)),

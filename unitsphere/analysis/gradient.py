@@ -17,8 +17,9 @@ from unitsphere.analysis.replay import Replay, Snapshot, contrastive
 from unitsphere.analysis.request import AnalysisRequest, number
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator, lots
+from unitsphere.methods.learners.health import gradient_bound
 from unitsphere.objectives import info_nce
-from unitsphere.objectives.contrastive import gradient_bound, negatives_of_scores, scores
+from unitsphere.objectives.contrastive import negatives_of_scores, scores
 from unitsphere.runs.run import Run
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def powers_to(size: int) -> list[int]:
 
 
 def of_checkpoint(replay: Replay, snapshot: Snapshot, counts: Sequence[int], alpha: float) -> Result:
-    tau = snapshot.method.temperature
+    tau = snapshot.method.loss.temperature
     found: dict[tuple[str, int], list[Tensor]] = {(kind, k): [] for kind in ("plain", "eqco") for k in counts}
     for asked in few_queries(replay, snapshot):
         for kind, k in found:

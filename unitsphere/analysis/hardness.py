@@ -14,9 +14,11 @@ from unitsphere.analysis.request import AnalysisRequest, number, numbers, three
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator
 from unitsphere.methods.learners.build import mixing as mixing_of
-from unitsphere.methods.learners.contrastive import Comparison, ContrastiveLearner
+from unitsphere.methods.learners.contrastive import ContrastiveLearner
+from unitsphere.methods.learners.health import highest_score, proxy_accuracy
+from unitsphere.methods.learners.negatives import Comparison
 from unitsphere.objectives.contrastive import NOTHING, scores
-from unitsphere.objectives.mixing import Mixing, false_parents, highest_score, proxy_accuracy, synthesise
+from unitsphere.objectives.mixing import Mixing, Synthetic, synthesise
 from unitsphere.runs.run import Run
 
 if TYPE_CHECKING:
@@ -51,6 +53,24 @@ def false_negatives(
     return nearest, same.sum(1) / others.sum(1).clamp(min=1)
 
 
+def false_parents(synthetic: Synthetic, labels: Tensor, negative_labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Shares of the synthetic negatives with at least one, and with two, parents of the query's class (MoCHi, Fig. 2c).
+
+    labels (n,), negative_labels (K,); a label below 0 is unknown, and is of no class. The query in h' is no negative,
+    so h' has one parent at most.
+    """
+    of_class, parents = labels[:, None], synthetic.parents
+    first, second, partner = (
+        (negative_labels[places] == of_class) & (of_class >= 0)
+        for places in (parents.first, parents.second, parents.partner)
+    )
+    exist = synthetic.scores > NOTHING
+    total = exist.sum().clamp(min=1)
+    one = (torch.cat([first | second, partner], dim=1) & exist).sum()
+    two = (first & second & (synthetic.pairs > NOTHING)).sum()
+    return one / total, two / total
+
+
 def measure(
     run: Run, ask: AnalysisRequest, *, images: int = 4096, top: int = 1024, mixing: Sequence[int] | None = None
 ) -> Result:
@@ -82,12 +102,12 @@ def of_checkpoint(replay: Replay, snapshot: Snapshot, top: int, mixing: Mixing |
     for batch, (images, found) in enumerate(replay.comparisons(snapshot)):
         size = len(found.negatives)
         of = owners if snapshot.method.queue is not None else images.repeat(size // len(images))
-        lot = torch.randint(2**62, (), generator=generator(replay.ask.seed, "analysis-mixing", batch))
+        draw_seed = torch.randint(2**62, (), generator=generator(replay.ask.seed, "analysis-mixing", batch))
         for rows in torch.arange(len(images), device=images.device).split(max(1, SCORES_AT_ONCE // size)):
             asked = Asked.of(found, rows, images, of, labels, snapshot.method)
             means = of_negatives(asked, min(top, size))
             if mixing is not None:
-                means |= of_synthetic(asked, mixing, lot.to(rows.device), rows)
+                means |= of_synthetic(asked, mixing, draw_seed.to(rows.device), rows)
             for name, mean in means.items():
                 sums[name] = sums.get(name, torch.zeros(())) + len(rows) * mean.double().cpu()
             queries += len(rows)
@@ -130,9 +150,9 @@ class Asked(NamedTuple):
             others = owners != images[rows, None]
             if labels is not None and bool((owners >= 0).any()):  # a queue begins with keys of no image
                 known = labels[images[rows]], labels[owners.clamp(min=0)].where(owners >= 0, -1)
-        met = others if found.allowed is None else others & found.allowed[rows]
-        keys, negatives, tau = found.keys[rows], found.negatives.float(), method.temperature
-        return cls(found.query[rows], keys[:, 0], method.mean_key(keys), negatives, others, met, known, tau)
+        met = others if found.mask is None else others & found.mask[rows]
+        keys, negatives, tau = found.keys[rows], found.negatives.float(), method.loss.temperature
+        return cls(found.query[rows], keys[:, 0], method.negatives.mean_key(keys), negatives, others, met, known, tau)
 
 
 def of_negatives(asked: Asked, top: int) -> dict[str, Tensor]:
@@ -149,12 +169,12 @@ def of_negatives(asked: Asked, top: int) -> dict[str, Tensor]:
     return found
 
 
-def of_synthetic(asked: Asked, mixing: Mixing, lot: Tensor, rows: Tensor) -> dict[str, Tensor]:
+def of_synthetic(asked: Asked, mixing: Mixing, draw_seed: Tensor, rows: Tensor) -> dict[str, Tensor]:
     """The proxy task with synthetic negatives among the others, the highest scores of section 4.3, and how often
     parents are of the query's class."""
     query, key, negatives, tau = asked.query, asked.key, asked.negatives, asked.temperature
     made = synthesise(
-        query, negatives, mixing, temperature=tau, lot=lot, rows=rows, key=asked.mean_key, allowed=asked.met
+        query, negatives, mixing, temperature=tau, draw_seed=draw_seed, rows=rows, key=asked.mean_key, mask=asked.met
     )
     real = scores(query, negatives, tau).masked_fill(~asked.met, NOTHING)
     kinds = {"negative": real, "pair": made.pairs, "with_query": made.with_query}

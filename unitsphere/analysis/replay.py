@@ -4,7 +4,7 @@ would send them (batch statistics, groups, permuted keys), compared with its neg
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from unitsphere.data.loader import Loader
 from unitsphere.methods.catalogue import find_method
 from unitsphere.methods.contrastive import ContrastiveConfig
 from unitsphere.methods.learners.build import build_learner
-from unitsphere.methods.learners.contrastive import Comparison, ContrastiveLearner
+from unitsphere.methods.learners.contrastive import ContrastiveLearner
 from unitsphere.methods.learners.learner import Moment
+from unitsphere.methods.learners.negatives import Comparison
 from unitsphere.methods.resolve import Resolved, resolve
 from unitsphere.modules.names import CUSTOM
 from unitsphere.runs.run import Run
@@ -67,8 +68,8 @@ class Snapshot:
 
     def stop_following(self) -> None:
         """From now on the slow copy stays where it is."""
-        if self.method.key_momentum is not None:
-            self.method.key_momentum, self.method.momentum_schedule = 1.0, "constant"
+        if self.method.key_encoder is not None:
+            self.method.key_encoder = replace(self.method.key_encoder, momentum=1.0, schedule="constant")
 
 
 @dataclass
@@ -126,7 +127,8 @@ class Replay:
                 inputs["labels"] = self.labels[images]
             views = self.make_views(canvas, "analysis", number)
             with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-                compared, _ = method.compare(method.queries(views), views, inputs)
+                queries = method.queries(views)
+                compared, _ = method.compare(queries, method.slow_keys(views, inputs), inputs)
             snapshot.stop_following()
             found = compared[0]
             yield images.repeat_interleave(len(found.query) // len(images)), found  # of repeated queries too
@@ -141,7 +143,7 @@ class Replay:
         queue, plan = snapshot.method.queue, self.prepared.plan
         if queue is None or snapshot.data != self.prepared.fingerprint():
             return None
-        directions = 1 + snapshot.method.symmetric  # which enter the queue one after the other
+        directions = snapshot.method.directions  # which enter the queue one after the other
         steps = min(snapshot.step, -(-len(queue) // (directions * plan.batch_size)))
         entered = [torch.cat([batch] * directions) for batch in islice(plan.batches(snapshot.step - steps), steps)]
         nobody = torch.empty(0, dtype=torch.int64)  # before the first step

@@ -7,11 +7,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-def not_half(x: Tensor) -> Tensor:
-    """In float32 at least: what follows is no matter for half precision."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
 class Encoder(nn.Module):
     """A backbone and a head; images (N, C, H, W) to unit vectors (N, dim), in float32 at least."""
 
@@ -21,11 +16,13 @@ class Encoder(nn.Module):
         self.head = head
 
     def forward(self, images: Tensor) -> Tensor:
-        return F.normalize(not_half(self.head(self.backbone(images))), dim=1)
+        x = self.head(self.backbone(images))
+        return F.normalize(x.to(torch.promote_types(x.dtype, torch.float32)), dim=1)
 
 
 class Projection(Encoder):
-    """The same before it is normalised, for what reads on from there."""
+    """A backbone and a head; images (N, C, H, W) to the head's outputs (N, dim), in float32 at least."""
 
     def forward(self, images: Tensor) -> Tensor:
-        return not_half(self.head(self.backbone(images)))
+        x = self.head(self.backbone(images))
+        return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -38,12 +38,12 @@ class KeyQueue(nn.Module):
     @property
     def fill(self) -> Tensor:
         """Share of the queue that holds real keys, on the queue's device."""
-        return (self.pushed / len(self)).clamp(max=1.0)
+        return (self.pushed / len(self.keys)).clamp(max=1.0)
 
     @torch.no_grad()
     def push(self, keys: Tensor, labels: Tensor | None = None) -> None:
         """Replace the oldest keys by these (n, dim). No host synchronisation."""
-        size, count = len(self), len(keys)
+        size, count = len(self.keys), len(keys)
         skipped = max(0, count - size)  # these would be overwritten by the same call
         where = (self.pushed + skipped + torch.arange(count - skipped, device=self.keys.device)) % size
         self.keys.index_copy_(0, where, keys[skipped:].to(self.keys.dtype))

@@ -80,10 +80,6 @@ class Mixing:
                 f"({self.with_query})."
             )
 
-    @property
-    def needs_key(self) -> bool:
-        return "key" in (self.rank_by, self.mix_in)
-
 
 class Parents(NamedTuple):
     """What is mixed for each query. first, second: (n, s), places of n_i and n_j among the negatives; a: (n, s), the
@@ -118,60 +114,62 @@ def synthesise(
     mixing: Mixing,
     *,
     temperature: float,
-    lot: Tensor,
+    draw_seed: Tensor,
     rows: Tensor,
     key: Tensor | None = None,
-    allowed: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Synthetic:
-    """The scores of each query (n, D) with negatives mixed from its own `negatives` (K, D).
+    """Score negatives that are mixed for each query (n, D) from its own `negatives` (K, D).
 
-    lot: int64 scalar, and rows: (n,) int64, the queries' numbers in the whole batch: with them all draws are decided.
-    key: (n, D), where `mixing.needs_key`. allowed: (n, K), true where a negative counts for a query: no other is mixed.
-    Only the query takes a gradient. float32 (float64 for float64 queries) whatever the autocast type.
+    draw_seed: int64 scalar, and rows: (n,) int64, the queries' numbers in the whole batch: they decide all draws.
+    key: (n, D), needed where `mixing` ranks by the key or mixes it in. mask: (n, K), true where a negative counts for a
+    query: no other is mixed. Only the query takes a gradient. float32 (float64 for float64 queries) whatever the
+    autocast type.
     """
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     with torch.autocast(query.device.type, enabled=False):
         query, negatives = query.to(dtype), negatives.detach().to(dtype)
         scores = query @ negatives.T
-        asked = answered = (query.detach(), scores.detach())
-        if mixing.needs_key:
+        by_query = by_key = (query.detach(), scores.detach())
+        if "key" in (mixing.rank_by, mixing.mix_in):
             assert key is not None, "rank_by and mix_in 'key' need the keys"
             key = key.detach().to(dtype)
-            answered = (key, key @ negatives.T)
-        ranking = (asked if mixing.rank_by == "query" else answered)[1]
+            by_key = (key, key @ negatives.T)
+        ranking = (by_query if mixing.rank_by == "query" else by_key)[1]
         if mixing.mix_in == "key":
-            other, other_scores = answered
+            other, other_scores = by_key
         else:
-            other, other_scores = asked if mixing.detach else (query, scores)
+            other, other_scores = by_query if mixing.detach else (query, scores)
 
-        parents = draw_parents(ranking, mixing, lot=lot, rows=rows, allowed=allowed)
+        parents = draw_parents(ranking, mixing, draw_seed=draw_seed, rows=rows, mask=mask)
         pairs, with_query = _mixed_scores(query, scores, negatives, parents, other, other_scores)
         if mixing.weigh:
             with_query = parents.b * with_query
         pairs = (pairs / temperature).where(parents.at_hand > mixing.distinct, NOTHING)
         with_query = (with_query / temperature).where(parents.at_hand > 0, NOTHING)
         if mixing.until is not None:
-            real = asked[1] / temperature
-            real = real if allowed is None else real.masked_fill(~allowed, NOTHING)
+            real = by_query[1] / temperature
+            real = real if mask is None else real.masked_fill(~mask, NOTHING)
             some_pairs, some_with_query = _until(mixing.until, mixing.hardest, pairs, with_query, real)
             pairs, with_query = pairs.where(some_pairs, NOTHING), with_query.where(some_with_query, NOTHING)
     return Synthetic(pairs, with_query, parents)
 
 
-def hardest(ranking: Tensor, count: int | None, allowed: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Places (n, N) of the N highest of each row of `ranking` (n, K), and how many of them are allowed (n, 1).
+def hardest(ranking: Tensor, count: int | None, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Find the N negatives that score highest: their places (n, N), and how many of them the mask allows (n, 1).
 
-    N is `count`, or K where there are no more (and for None). The allowed ones come first. They are in the order of
-    the negatives, not in the one in which a device happens to find them: so a draw among them is the same anywhere.
+    ranking: (n, K), the scores. N is `count`, or K where there are no more (and for None). The allowed negatives come
+    first. They are in the order of the negatives, not in the one in which a device happens to find them: so a draw
+    among them is the same on every device.
     """
     n, size = ranking.shape
-    if allowed is not None:
-        ranking = ranking.masked_fill(~allowed, NOTHING)
+    if mask is not None:
+        ranking = ranking.masked_fill(~mask, NOTHING)
     if count is None or count >= size:
         places = torch.arange(size, device=ranking.device).expand(n, size)
-        if allowed is None:
+        if mask is None:
             return places, torch.full((n, 1), size, device=ranking.device)
-        there = allowed
+        there = mask
     else:
         top, places = ranking.topk(count, dim=1, sorted=False)
         there = top > NOTHING
@@ -181,56 +179,23 @@ def hardest(ranking: Tensor, count: int | None, allowed: Tensor | None = None) -
 
 @torch.no_grad()
 def draw_parents(
-    ranking: Tensor, mixing: Mixing, *, lot: Tensor, rows: Tensor, allowed: Tensor | None = None
+    ranking: Tensor, mixing: Mixing, *, draw_seed: Tensor, rows: Tensor, mask: Tensor | None = None
 ) -> Parents:
     """Draw what is mixed for each query from the scores (n, K) that rank its negatives."""
-    places, at_hand = hardest(ranking, mixing.hardest, allowed)
+    places, at_hand = hardest(ranking, mixing.hardest, mask)
+    s, with_query = mixing.pairs, mixing.with_query
+    tickets = lots(draw_seed, rows, 3 * s + 2 * with_query)
+    for_first, for_second, for_a, for_partner, for_b = tickets.split([s, s, s, with_query, with_query], dim=1)
+    a, b = uniform(for_a, ranking.dtype), uniform(for_b, ranking.dtype) / 2
     pick = partial(_evenly, at_hand)
     if mixing.draw_temperature is not None:
         pick = partial(_by_softmax, _chances(ranking.gather(1, places) / mixing.draw_temperature, at_hand))
-    s, with_query = mixing.pairs, mixing.with_query
-    tickets = lots(lot, rows, 3 * s + 2 * with_query)
-    for_first, for_second, for_a, for_partner, for_b = tickets.split([s, s, s, with_query, with_query], dim=1)
     last = (at_hand - 1).clamp(min=0)  # of a query with too few to draw from: keeps its places in range
     first = pick(for_first).minimum(last)
     second = pick(for_second, first if mixing.distinct else None).minimum(last)
     partner = pick(for_partner).minimum(last)
     first, second, partner = (places.gather(1, drawn) for drawn in (first, second, partner))
-    a, b = uniform(for_a, ranking.dtype), uniform(for_b, ranking.dtype) / 2
     return Parents(first, second, a, partner, b, at_hand)
-
-
-def false_parents(synthetic: Synthetic, labels: Tensor, negative_labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Shares of the synthetic negatives with at least one, and with two, parents of the query's class (Fig. 2c).
-
-    labels (n,), negative_labels (K,); a label below 0 is unknown, and is of no class. The query in h' is no negative,
-    so h' has one parent at most.
-    """
-    of_class, parents = labels[:, None], synthetic.parents
-    first, second, partner = (
-        (negative_labels[places] == of_class) & (of_class >= 0)
-        for places in (parents.first, parents.second, parents.partner)
-    )
-    exist = synthetic.scores > NOTHING
-    total = exist.sum().clamp(min=1)
-    one = (torch.cat([first | second, partner], dim=1) & exist).sum()
-    two = (first & second & (synthetic.pairs > NOTHING)).sum()
-    return one / total, two / total
-
-
-def proxy_accuracy(positive: Tensor, *negatives: Tensor) -> Tensor:
-    """Share of queries whose key's score (n,) is above all their negatives' (n, any) (Fig. 2b): of the real ones alone,
-    or also of the synthetic."""
-    return torch.stack([(positive[:, None] > scores).all(dim=1) for scores in negatives]).all(dim=0).float().mean()
-
-
-def highest_score(scores: Tensor) -> Tensor:
-    """Mean over queries of their highest score (n, any), of the real negatives, of h or of h' (section 4.3). Queries
-    without a negative of the kind are left out; NaN where all are."""
-    if not scores.shape[1]:
-        return scores.new_full((), torch.nan)
-    highest = scores.amax(dim=1)
-    return highest.where(highest > NOTHING, torch.nan).nanmean()
 
 
 def _mixed_scores(

@@ -157,13 +157,13 @@ def scaled(config: Config, images: int, accumulate: int = 1, key_chunks: int | N
 def key_copies(config: Config, method: Learner, ranks: int) -> int:
     """Return how many images are copied to encode keys: those of a pass, or all that a rank encodes if the shuffle is
     over several ranks. config: of the run. method: of one rank."""
-    if not isinstance(method, ContrastiveLearner) or method.slow is None:
+    if not isinstance(method, ContrastiveLearner) or method.key_encoder is None:
         return 0
     shuffled = config.bn_groups > 1
     if not shuffled and method.keys == 1:
         return 0
-    passes = 1 if shuffled and ranks > 1 else method.key_chunks
-    copies = 4 if shuffled and method.symmetric else 1  # two directions, each by itself and then in one batch
+    passes = 1 if shuffled and ranks > 1 else method.key_encoder.chunks
+    copies = 4 if shuffled and method.directions == 2 else 1  # two directions, each by itself and then in one batch
     return copies * math.ceil(method.keys * config.batch_size / (ranks * passes))
 
 

@@ -13,9 +13,11 @@ from unitsphere.methods.catalogue import find_method
 from unitsphere.methods.contrastive import ContrastiveConfig
 from unitsphere.methods.declaration import Method
 from unitsphere.methods.embedding import DispersionFields, EmbeddingConfig
-from unitsphere.methods.learners.contrastive import ContrastiveLearner
+from unitsphere.methods.learners.contrastive import ContrastiveLearner, LossSettings
 from unitsphere.methods.learners.dispersion import Dispersion
+from unitsphere.methods.learners.key_encoder import KeyEncoder
 from unitsphere.methods.learners.learner import Learner
+from unitsphere.methods.learners.negatives import NegativeSource
 from unitsphere.methods.learners.regression import RegressionLearner
 from unitsphere.methods.learners.supervised import SupervisedLearner
 from unitsphere.methods.regression import RegressionConfig
@@ -55,36 +57,47 @@ def build_learner(
 def build_contrastive(config: ContrastiveConfig, backbone: nn.Module, features: int) -> ContrastiveLearner:
     encoder = Encoder(backbone, build_head(config, features))
     # Groups keep both directions of a symmetric loss apart, so that one pass can hold them both.
-    together = config.symmetric and config.bn_groups > 1
-    part_batch_norms(encoder, config.bn_groups, batches=2 if together else 1)
+    at_once = config.symmetric and config.bn_groups > 1
+    part_batch_norms(encoder, config.bn_groups, batches=2 if at_once else 1)
+    loss = LossSettings(
+        config.temperature,
+        alpha=config.alpha,
+        alpha_on=config.alpha_on,
+        variance_weight=config.variance_weight,
+        variance_ramp=config.variance_ramp,
+        positives=config.positives,
+        symmetric=config.symmetric,
+    )
+    key_encoder = None
+    if config.key_encoder == "slow":
+        key_encoder = KeyEncoder(
+            config.key_momentum,
+            config.momentum_schedule,
+            keys=config.keys,
+            shuffles=config.bn_groups > 1,
+            chunks=key_chunks(config),
+            at_once=at_once,
+        )
+    negatives = NegativeSource(
+        config.negatives,
+        shared_draw=config.shared_draw,
+        both_views=config.both_views,
+        oracle=config.oracle,
+        normalise_mean=config.normalise_mean,
+    )
     queue = None
     if config.negatives_from == "queue":
         random = generator(config.seed, "queue")
         queue = KeyQueue(config.queue_size, config.dim, labelled=config.oracle, generator=random)
     return ContrastiveLearner(
         encoder,
-        temperature=config.temperature,
-        key_momentum=config.key_momentum if config.key_encoder == "slow" else None,
-        queue=queue,
-        negatives=config.negatives,
-        shared_draw=config.shared_draw,
-        both_views=config.both_views,
-        alpha=config.alpha,
-        alpha_on=config.alpha_on,
-        keys=config.keys,
-        variance_weight=config.variance_weight,
-        ramp=config.variance_ramp,
-        normalise_mean=config.normalise_mean,
-        positives=config.positives,
-        key_chunks=key_chunks(config),
-        symmetric=config.symmetric,
-        bn_groups=config.bn_groups,
-        together=together,
-        momentum_schedule=config.momentum_schedule,
-        dispersion=dispersion(config),
+        loss,
+        key_encoder,
+        negatives,
+        queue,
         mixing=mixing(config),
         mixing_warmup=config.mixing_warmup,
-        oracle=config.oracle,
+        dispersion=dispersion(config),
     )
 
 

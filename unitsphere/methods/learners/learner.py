@@ -1,4 +1,4 @@
-"""What every method is: views in, a loss and signs of health out, and a memory that moves when the step is over."""
+"""The base of all learners: views in, a loss and signs of health out, a memory that moves when the step is over."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Inputs = Mapping[str, Tensor]
 
 
 class Moment(NamedTuple):
-    """Where in its run a step lies, for what changes over time. All from 0."""
+    """Where a step lies in its run, for what changes over time. All numbers begin at 0."""
 
     step: int
     steps: int
@@ -26,26 +26,30 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What a step of a method gives: the loss to minimise, and signs of health as scalars on the device."""
+    """What a step gives.
+
+    loss: to be minimised. health: scalars on the device, by name. embedding: (N, dim), of the first view, without
+    gradient. keep: what the memory takes when the step is over (`Learner.finish`).
+    """
 
     loss: Tensor
     health: dict[str, Tensor]
-    embedding: Tensor  # (N, dim), of the first view, without gradient
-    keep: dict[str, Tensor] = field(default_factory=dict)  # what the memory takes when the step is over
+    embedding: Tensor
+    keep: dict[str, Tensor] = field(default_factory=dict)
 
 
 def joined(steps: Sequence[StepOutput]) -> StepOutput:
-    """The step of a batch that came in equal parts: means of what they measured; the memory is of the whole batch."""
+    """Join the steps of the equal parts of a batch: means of losses and signs; the memory is of the whole batch."""
     health = {name: torch.stack([step.health[name] for step in steps]).mean() for name in steps[0].health}
     loss = torch.stack([step.loss.detach() for step in steps]).mean()
     return StepOutput(loss, health, torch.cat([step.embedding for step in steps]), steps[-1].keep)
 
 
 class Learner(nn.Module):
-    """A method holds its networks and its memory.
+    """The networks and the memory of a method, and one step of its loss.
 
-    online: what takes a gradient. slow: its moving average, where there is one.
-    views: how many views of an image a step takes. labels: whether it takes the images' labels too.
+    online: the network that takes a gradient. slow: its moving average, or None.
+    views: how many views of an image a step takes. labels: whether a step takes the images' labels too.
     parts: in how many parts the batch goes through the networks (`split`).
     """
 
@@ -61,31 +65,33 @@ class Learner(nn.Module):
 
     @property
     def networks(self) -> list[nn.Module]:
-        """The parts that are worth compiling."""
+        """List the networks that are worth compiling."""
         return [network for network in (self.online, self.slow) if network is not None]
 
     def inputs(self, n: int, moment: Moment, generator: torch.Generator) -> dict[str, Tensor]:
-        """What a step needs beside the views, on the CPU, drawn for the n images of the whole batch over all ranks.
-        Tensors only, of the same shapes each time: a recorded step reads them from where the last ones were."""
+        """Draw what a step needs beside the views, for the n images of the whole batch over all ranks.
+
+        Returns tensors on the CPU, of the same shapes each time: a recorded step reads them from one place."""
         return {}
 
     def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> StepOutput:
-        """views: (n, C, H, W) each, of this rank's images; inputs: of `inputs`, on their device."""
+        """Compute a step. views: (n, C, H, W) each, of this rank's images; inputs: of `inputs`, on the same device."""
         raise NotImplementedError
 
     def split(self, parts: int) -> None:
-        """Batches come in so many equal parts from now on, to hold less at once: the mean of the parts' losses is the
-        loss of the batch. The norms keep their groups, which must stay whole."""
+        """Accept batches that come in so many equal parts (gradient accumulation), to hold less at once.
+
+        The mean of the parts' losses is the loss of the batch. The norms keep their groups, which must stay whole."""
         refuse_shared_statistics(self, parts)
         split_groups(self, parts)
         self.parts = parts
 
     def of_the_whole(self, views: Sequence[Tensor], inputs: Inputs) -> dict[str, Tensor]:
-        """What each part of a batch needs of the whole of it, without gradient: added to the inputs of each."""
+        """Compute, without gradient, what each part of a batch needs of the whole of it, to join its inputs."""
         return {}
 
     def in_parts(self, views: Sequence[Tensor], inputs: Inputs) -> list[tuple[list[Tensor], Inputs]]:
-        """The views and inputs of each part of this rank's images. place: which part of the whole batch it is."""
+        """Split this rank's views and inputs into parts. Each part is told its place in the whole batch."""
         shared = {**inputs, **self.of_the_whole(views, inputs)}
         found: list[tuple[list[Tensor], Inputs]] = []
         for number, part in enumerate(zip(*(view.chunk(self.parts) for view in views), strict=True)):
@@ -96,8 +102,8 @@ class Learner(nn.Module):
         return found
 
     def finish(self, step: StepOutput) -> None:
-        """After the optimiser."""
+        """Move the memory, after the optimiser."""
 
     def phase(self, moment: Moment) -> int:
-        """A number that changes when the step becomes another computation, so that a recording is made anew."""
+        """Give a number that changes when the step becomes another computation, which then is recorded anew."""
         return 0

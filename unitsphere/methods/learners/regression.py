@@ -5,7 +5,7 @@ There are no negatives. BYOL has two views; MSBReg has K, whose centroids meet, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from unitsphere.common.devices import on_side_stream
 from unitsphere.methods.learners.dispersion import Dispersion
 from unitsphere.methods.learners.learner import Inputs, Learner, Moment, StepOutput
-from unitsphere.modules.encoder import Projection, not_half
+from unitsphere.modules.encoder import Projection
 from unitsphere.modules.slow_copy import follow, momentum_at, slow_copy
 from unitsphere.objectives.regression import centroid_distance, centroid_loss, image_spread, pair_distance
 
@@ -49,7 +49,7 @@ class RegressionLearner(Learner):
         self.views = views
         self.key_momentum, self.momentum_schedule = key_momentum, momentum_schedule
         self.centroid = centroid
-        self.dispersion = dispersion or Dispersion()
+        self.dispersion = dispersion or None
         self.joint_statistics = joint_statistics
 
     @property
@@ -57,23 +57,40 @@ class RegressionLearner(Learner):
         return [*super().networks, self.predictor]
 
     def inputs(self, n: int, moment: Moment, generator: torch.Generator) -> dict[str, Tensor]:
-        """key_momentum: now; and those of the dispersion."""
+        """Give key_momentum: now; and what the dispersion needs."""
         momentum = momentum_at(moment.step, moment.steps, self.key_momentum, self.momentum_schedule)
-        return {"key_momentum": torch.tensor(momentum), **self.dispersion.inputs(generator)}
+        forces = {} if self.dispersion is None else self.dispersion.inputs(generator)
+        return {"key_momentum": torch.tensor(momentum), **forces}
 
     def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> StepOutput:
         assert self.slow is not None and inputs is not None
-        predictions = self.embed(lambda images: self.predictor(self.online(images)), views)
-        with on_side_stream(predictions.device) as wait:  # beside the target, which fills the card
-            forces = self.dispersion(predictions, inputs)
+        # The network predicts, for each view, what the slow copy says of the others.
+        predictions = self.embed([self.online, self.predictor], views)
+        forces = {}
+        if self.dispersion is not None:
+            with on_side_stream(predictions.device) as wait:  # while the slow copy fills the card
+                forces = self.dispersion(predictions, inputs)
         with torch.no_grad():
-            targets = self.embed(self.slow, views)
-        wait()
+            targets = self.embed([self.slow], views)
+
+        # The loss: centroids of predictions and targets meet; forces spread the predictions.
         attraction = centroid_loss(predictions, targets, self.centroid)
+        if forces:
+            wait()
         loss = torch.stack([attraction, *forces.values()]).sum()
-        health = self.health(predictions.detach(), targets) | {"loss": attraction}
+
+        # Signs of health: how far the views of an image are from each other and from their centroid, and the centroids
+        # of online network and slow copy from each other.
+        apart = predictions.detach()
+        health = {
+            "alignment": pair_distance(apart),
+            "image_spread": image_spread(apart),
+            "centroid_distance": centroid_distance(apart, targets),
+            "loss": attraction,
+        }
         if forces:
             health |= {**forces, "total_loss": loss}
+        # The slow copy moves when the step is over (`finish`).
         return StepOutput(
             loss,
             {name: value.detach() for name, value in health.items()},
@@ -81,24 +98,20 @@ class RegressionLearner(Learner):
             {"key_momentum": inputs["key_momentum"]},
         )
 
-    def embed(self, network: Callable[[Tensor], Tensor], views: Sequence[Tensor]) -> Tensor:
-        """Unit vectors (n, K, D) of K views (n, C, H, W), in float32."""
+    def embed(self, networks: Sequence[nn.Module], views: Sequence[Tensor]) -> Tensor:
+        """Embed K views (n, C, H, W) by networks one after the other: unit vectors (n, K, D), in float32 at least."""
+        batches = [torch.cat(list(views))] if self.joint_statistics else views
+        outputs = []
+        for x in batches:
+            for network in networks:
+                x = network(x)
+            outputs.append(x)
         if self.joint_statistics:
-            outputs = list(network(torch.cat(list(views))).chunk(len(views)))
-        else:
-            outputs = [network(view) for view in views]
-        return F.normalize(not_half(torch.stack(outputs, dim=1)), dim=2)
+            outputs = list(outputs[0].chunk(len(views)))
+        embeddings = torch.stack(outputs, dim=1)
+        return F.normalize(embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)), dim=2)
 
     def finish(self, step: StepOutput) -> None:
-        """The target follows what the optimiser has made of the network."""
+        """Move the slow copy towards what the optimiser has made of the network."""
         assert self.slow is not None
         follow(self.slow, self.online, step.keep["key_momentum"])
-
-    def health(self, predictions: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The picture of particles: how far the views of an image are from each other (alignment) and from their
-        centroid, how far the centroids of online and target are apart."""
-        return {
-            "alignment": pair_distance(predictions),
-            "image_spread": image_spread(predictions),
-            "centroid_distance": centroid_distance(predictions, targets),
-        }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unitsphere.methods.learners.learner import Inputs, Learner, StepOutput
-from unitsphere.modules.encoder import Projection, not_half
+from unitsphere.modules.encoder import Projection
 
 
 class SupervisedLearner(Learner):
@@ -29,7 +30,8 @@ class SupervisedLearner(Learner):
     def forward(self, views: Sequence[Tensor], inputs: Inputs | None = None) -> StepOutput:
         assert inputs is not None
         features, labels = self.online(views[0]), inputs["labels"]
-        scores = not_half(self.classifier(features))
+        scores = self.classifier(features)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         loss = F.cross_entropy(scores, labels)
         accuracy = (scores.detach().argmax(dim=1) == labels).float().mean()
         return StepOutput(loss, {"loss": loss.detach(), "accuracy": accuracy}, features.detach())
