@@ -404,3 +404,49 @@ def test_few_images_have_few_negatives_that_weigh_as_their_queue():
     assert (config.negatives, config.alpha, config.queue_size) == (16, 16, 16)
     large = resolve(given(method="eqco", data="./photos"), facts=Facts(1_000_000, 300, True)).config
     assert (large.negatives, large.alpha) == (256, 65536)
+
+
+def test_a_start_validates_the_request_and_the_configuration_once_each(tmp_path, monkeypatch):
+    """What the data tells is a fact that is filled in, and no further resolution of what was resolved."""
+    from unitsphere.methods import resolve as module
+    from unitsphere.runs.run import Run
+    from unitsphere.training.prepare import prepare
+
+    validated = []
+    original = module.validate
+
+    def noting(method, values, provisional=False):
+        validated.append("request" if provisional else "configuration")
+        return original(method, values, provisional)
+
+    monkeypatch.setattr(module, "validate", noting)
+    layer = Layer(
+        "test",
+        {"method": "supervised", "data": "shapes=64x16", "device": "cpu", "normalise": "computed", "batch_size": 8},
+    )
+    prepared = prepare(Run(tmp_path / "run"), layer, None, resume=False)
+    prepared.settle_statistics(prepared.loader(prepared.images))
+    assert prepared.config.class_count == 12 and len(prepared.config.mean) == 3
+    assert prepared.resolved.origins["class_count"] == "the data's labels"
+    assert validated == ["request", "configuration"]
+
+
+def test_the_plan_leaves_out_what_has_no_effect(tmp_path, capsys):
+    from unitsphere.cli import main
+
+    words = [
+        "--data",
+        "shapes=64x16",
+        "--out",
+        str(tmp_path / "run"),
+        "--device",
+        "cpu",
+        "--hardest",
+        "5",
+        "--batch-size",
+        "8",
+    ]
+    assert main(["pretrain", "moco-v2", *words, "--dry-run"]) == 0
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert "pairs" in rows and "hardest" in rows  # what the user gave is shown, and a note says that it does nothing
+    assert not {"mix_in", "mix_weigh", "lr_drops", "variance_ramp", "normalise_mean"} & set(rows)

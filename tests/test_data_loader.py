@@ -17,7 +17,7 @@ from unitsphere.common.errors import UnitsphereError
 from unitsphere.data import loader as loader_module
 from unitsphere.data import workers as workers_module
 from unitsphere.data.images import Images
-from unitsphere.data.loader import Loader, channel_statistics
+from unitsphere.data.loader import Loader, channel_statistics, gathered
 from unitsphere.data.python_data import from_array
 from unitsphere.data.sharing import keep_decoded
 from unitsphere.data.sharing import loader as loader_of
@@ -223,12 +223,12 @@ def test_statistics_of_a_sample_count_images_alike_and_never_divide_by_zero():
 def test_joined_and_gathered_canvases_hold_the_images_in_order():
     parts = [Canvas.of(ARRAYS[:3]), Canvas.of(ARRAYS[3:4]), Canvas.of(ARRAYS[4:9])]
     assert_shows(Canvas.join(parts), ARRAYS[:9])
-    assert_shows(Canvas.gather(iter(parts), 9), ARRAYS[:9])
-    assert_shows(Canvas.gather(iter(parts), 1000), ARRAYS[:9])  # more were expected
+    assert_shows(gathered(iter(parts), 9), ARRAYS[:9])
+    assert_shows(gathered(iter(parts), 1000), ARRAYS[:9])  # more were expected
     growing = [np.full((1 + n, 2 + n // 2, 3), n, np.uint8) for n in range(60)]  # always larger than before
-    assert_shows(Canvas.gather((Canvas.of([array]) for array in growing), 60), growing)
+    assert_shows(gathered((Canvas.of([array]) for array in growing), 60), growing)
     deep = [np.full((2, 2, 1), 65000, np.uint16)]
-    assert Canvas.gather([Canvas.of(deep)], 1).full_scale == 65535
+    assert gathered([Canvas.of(deep)], 1).full_scale == 65535
 
 
 def test_gathering_keeps_no_part():
@@ -242,9 +242,9 @@ def test_gathering_keeps_no_part():
             del part
             assert sum(reference() is not None for reference in alive) <= 1  # the one that is being copied
 
-    gathered = Canvas.gather(parts(), 20)
+    whole = gathered(parts(), 20)
     assert not any(reference() for reference in alive)
-    assert gathered.nbytes == sum(array.nbytes for array in ARRAYS[:20])
+    assert whole.nbytes == sum(array.nbytes for array in ARRAYS[:20])
 
 
 PEAK = """

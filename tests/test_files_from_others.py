@@ -215,3 +215,29 @@ def test_a_second_start_is_noticed_under_the_lock(tmp_path, monkeypatch):
         assert kept.stem[0].weight.shape == (16, 3, 3, 3)
         assert json.loads((out / "config.json").read_text())["seed"] == 1
         assert [step for step, _ in unitsphere.pretrain(out=out, resume=True, epochs=2).checkpoints()] == [4, 8]
+
+
+def test_a_backbone_is_loaded_without_queue_slow_copy_or_head(tmp_path, monkeypatch):
+    """Its record alone is read: judging a run must not build what only training needs."""
+    run = unitsphere.pretrain("moco-v2", out=tmp_path / "run", backbone="resnet-tiny", tensorboard=False, **SMALL)
+    built = []
+    original = torch.nn.Module.__init__
+
+    def noting(self, *given, **named):
+        built.append(type(self).__name__)
+        original(self, *given, **named)
+
+    monkeypatch.setattr(torch.nn.Module, "__init__", noting)
+    unitsphere.load_backbone(run)
+    assert "TinyResNet" in built
+    assert not {"KeyQueue", "Encoder", "ContrastiveLearner"} & set(built) and built.count("TinyResNet") == 1
+
+
+def test_a_run_is_judged_without_importing_its_method(honest):
+    code = """
+import sys, unitsphere
+unitsphere.evaluate(sys.argv[1], protocol="knn", data="shapes=64x16", k=5, device="cpu")
+print([name for name in sys.modules if name.startswith(("unitsphere.methods.learners", "unitsphere.training"))])
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(honest)], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr

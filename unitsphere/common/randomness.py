@@ -30,16 +30,13 @@ def lots(lot: Tensor, rows: Tensor, columns: int) -> Tensor:
     scalar. The mixing is splitmix64's: two multiplications between shifts, whose carries wrap.
     """
     x = lot + (rows[:, None] * columns + torch.arange(columns, device=rows.device) + 1) * -7046029254386353131
-    x = (x ^ _shifted(x, 30)) * -4658895280553007687
-    x = (x ^ _shifted(x, 27)) * -7723592293110705685
-    return _shifted(x ^ _shifted(x, 31), 2)
+    # Unsigned shifts of a signed number: what the sign filled in is masked.
+    x = (x ^ (x >> 30) & 2**34 - 1) * -4658895280553007687
+    x = (x ^ (x >> 27) & 2**37 - 1) * -7723592293110705685
+    x = x ^ (x >> 31) & 2**33 - 1
+    return (x >> 2) & 2**62 - 1
 
 
 def uniform(lots: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Such numbers as ones in the open interval (0, 1), of 23 bits: the same in float32 and float64."""
+    """Map integers from `lots` to numbers in (0, 1). Uses 23 random bits, so float32 and float64 agree."""
     return ((lots >> 39).to(dtype) + 0.5) / 2**23
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """An unsigned shift to the right of int64."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)

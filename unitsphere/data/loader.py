@@ -205,7 +205,7 @@ class Loader:
                 raise self._broken.error()
 
         with self._decoding() as submit:
-            canvas = Canvas.gather(decoded(submit), count).to(self.device)
+            canvas = gathered(decoded(submit), count).to(self.device)
         place = np.searchsorted(good, np.arange(count)) % len(good)  # past the last good one: the first
         return canvas, torch.tensor(good)[place], torch.from_numpy(place)
 
@@ -219,6 +219,37 @@ class Loader:
 def _canvas(outcomes: list[Outcome], *, pin: bool = False) -> Canvas | None:
     good = [outcome for outcome in outcomes if isinstance(outcome, np.ndarray)]
     return Canvas.of(good, pin=pin) if good else None
+
+
+def gathered(parts: Iterable[Canvas], count: int) -> Canvas:
+    """All images of the parts, in order, on the CPU, in hardly more memory than they take once.
+
+    Each part is copied when it comes, and may be freed before the next. parts: at least one image.
+    count: how many images to expect at most.
+    """
+    # Nothing small may be kept of a part: between the freed parts it would keep malloc from joining them, and the
+    # next parts would take fresh memory.
+    offsets, heights, widths = torch.empty((3, count), dtype=torch.int64)
+    whole: Tensor | None = None
+    filled = seen = 0
+    for part in parts:
+        before, end = seen, filled + len(part.pixels)
+        seen += len(part.offsets)
+        # Room for as many pixels as the images seen so far suggest. Pages are only taken when they are written, so
+        # an eighth too much costs nothing; too little shows early, while there is little to copy.
+        expected = max(end, end * count // seen)
+        if whole is None or expected > len(whole):
+            larger = part.pixels.new_empty((expected + expected // 8, part.pixels.shape[1]))
+            if whole is not None:
+                larger[:filled] = whole[:filled]
+            whole = larger
+        whole[filled:end] = part.pixels
+        offsets[before:seen] = part.offsets + filled
+        heights[before:seen], widths[before:seen] = part.heights, part.widths
+        filled, full_scale = end, part.full_scale
+    if whole is None:
+        raise ValueError("no images were given; at least one is needed")
+    return Canvas(whole[:filled], offsets[:seen], heights[:seen], widths[:seen], full_scale)
 
 
 def fits(nbytes: float, device: torch.device) -> bool:

@@ -6,7 +6,7 @@ made: a canvas keeps every image as decoded and knows where each one lies.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,37 +58,6 @@ class Canvas:
             torch.cat([part.widths for part in parts]),
             parts[0].full_scale,
         )
-
-    @classmethod
-    def gather(cls, parts: Iterable[Canvas], count: int) -> Canvas:
-        """All images of the parts, in order, on the CPU, in hardly more memory than they take once.
-
-        Each part is copied when it comes, and may be freed before the next. parts: at least one image.
-        count: how many images to expect at most.
-        """
-        # Nothing small may be kept of a part: between the freed parts it would keep malloc from joining them, and the
-        # next parts would take fresh memory.
-        offsets, heights, widths = torch.empty((3, count), dtype=torch.int64)
-        whole: Tensor | None = None
-        filled = seen = 0
-        for part in parts:
-            before, end = seen, filled + len(part.pixels)
-            seen += len(part)
-            # Room for as many pixels as the images seen so far suggest. Pages are only taken when they are written, so
-            # an eighth too much costs nothing; too little shows early, while there is little to copy.
-            expected = max(end, end * count // seen)
-            if whole is None or expected > len(whole):
-                larger = part.pixels.new_empty((expected + expected // 8, part.pixels.shape[1]))
-                if whole is not None:
-                    larger[:filled] = whole[:filled]
-                whole = larger
-            whole[filled:end] = part.pixels
-            offsets[before:seen] = part.offsets + filled
-            heights[before:seen], widths[before:seen] = part.heights, part.widths
-            filled, full_scale = end, part.full_scale
-        if whole is None:
-            raise ValueError("no images were given; at least one is needed")
-        return cls(whole[:filled], offsets[:seen], heights[:seen], widths[:seen], full_scale)
 
     def __len__(self) -> int:
         return len(self.offsets)

@@ -55,7 +55,11 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked, checked as far as it can be without the data. named: the fields that file and user name."""
+    """What was asked, checked as far as it can be without the data.
+
+    named: the fields that file and user name, with their values. provisional: the configuration without what follows
+    from sizes, from the length of the run or from the data.
+    """
 
     method: Method
     name: str
@@ -63,22 +67,13 @@ class Request:
     user: tuple[Layer, ...]
     named: dict[str, Any]
     recipe: str | None
-
-    def layers(self) -> list[Layer]:
-        """What the method and the recipe set."""
-        about, fields = self.method.about, self.method.Config.model_fields
-        layers = [Layer(f"method {self.name}", about.defaults)]
-        if self.recipe is not None:
-            common = {name: value for name, value in RECIPES[self.recipe].items() if name in fields}
-            own = about.recipes.get(self.recipe, {})
-            layers.append(Layer(f"recipe {self.recipe}", {**common, **own, "recipe": self.recipe}))
-        return layers
+    provisional: Config
 
     def resolve(self, facts: Facts | None = None) -> Resolved:
         """The whole configuration. facts: these size a run whose data has no recipe; without them its sizes are
         provisional, and what must hold between sizes is not checked."""
         about, Config = self.method.about, self.method.Config
-        layers = self.layers()
+        layers = layers_of(self.method, self.name, self.recipe)
 
         def values() -> dict[str, Any]:
             """All fields as they stand now."""
@@ -109,6 +104,16 @@ class Request:
         return Resolved(self.method, config, {name: origins.get(name, "default") for name in in_order(Config)}, given)
 
 
+def layers_of(method: Method, name: str, recipe: str | None) -> list[Layer]:
+    """What the method and the recipe set. name: of the method, for the origin."""
+    about, fields = method.about, method.Config.model_fields
+    layers = [Layer(f"method {name}", about.defaults)]
+    if recipe is not None:
+        common = {field: value for field, value in RECIPES[recipe].items() if field in fields}
+        layers.append(Layer(f"recipe {recipe}", {**common, **about.recipes.get(recipe, {}), "recipe": recipe}))
+    return layers
+
+
 def request(given: Layer, file: Layer | None = None) -> Request:
     """Check what was asked before any data is read.
 
@@ -126,9 +131,9 @@ def request(given: Layer, file: Layer | None = None) -> Request:
         check_word("recipe", recipe, RECIPES)
     settled = asked.keys() | ({"base_lr"} if asked.get("lr") else set())
     refuse_disputes(name, {field: sides for field, sides in disputes(name, recipe).items() if field not in settled})
-    known = Request(method, name, given, user, {}, recipe)
-    typed = validate(method, merge([*known.layers(), *user])[0], provisional=True)
-    return replace(known, named={field: getattr(typed, field) for field in asked})
+    provisional = validate(method, merge([*layers_of(method, name, recipe), *user])[0], provisional=True)
+    named = {field: getattr(provisional, field) for field in asked}
+    return Request(method, name, given, user, named, recipe, provisional)
 
 
 def resolve(given: Layer, *, file: Layer | None = None, facts: Facts | None = None) -> Resolved:

@@ -60,11 +60,9 @@ def load(spec: Spec | nn.Module, *, features: str = "backbone", seed: int = 0, *
     """
     given = {name: value for name, value in architecture.items() if value is not None}
     check_architecture(given)
-    backbone, stem, image_size, channels = (ARCHITECTURE | given).values()
-    plain = preprocess_for(image_size, named_normalisation("imagenet" if channels == 3 else "half", channels), channels)
     if isinstance(spec, nn.Module):
         backbone_only(features, type(spec).__name__)
-        return Loaded(spec, plain, type(spec).__name__)
+        return Loaded(spec, assumed(given), type(spec).__name__)
     name = os.fspath(spec)
     path = Path(name)
     if path.is_dir():
@@ -74,6 +72,8 @@ def load(spec: Spec | nn.Module, *, features: str = "backbone", seed: int = 0, *
     if "config" in meta or "record" in meta:
         return from_checkpoint(tensors, meta, name=name, features=features, given=given)
     backbone_only(features, name)
+    backbone, stem, image_size, channels = (ARCHITECTURE | given).values()
+    plain = assumed(given)
     if name == "random":
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream(seed, "init"))
@@ -92,6 +92,14 @@ def load(spec: Spec | nn.Module, *, features: str = "backbone", seed: int = 0, *
     module = build_backbone(backbone, channels=channels, stem=stem, named_now=given.get("backbone"))
     fill(module, tensors, name)
     return Loaded(module.eval(), plain, name)
+
+
+def assumed(given: Mapping[str, Any]) -> Preprocess:
+    """The preprocessing of weights that do not know their own: ImageNet's mean and deviation, at the size given."""
+    architecture = {**ARCHITECTURE, **given}
+    channels = architecture["channels"]
+    statistics = named_normalisation("imagenet" if channels == 3 else "half", channels)
+    return preprocess_for(architecture["image_size"], statistics, channels)
 
 
 def check_architecture(given: dict[str, Any]) -> None:
@@ -136,7 +144,8 @@ def from_checkpoint(
         module = build_backbone(
             record.backbone, channels=record.channels, stem=record.stem, named_now=given.get("backbone")
         )
-        use_norm(module, record.norm)
+        if record.norm != "batch":
+            use_norm(module, record.norm)
         if features == "embedding":
             module = encoder_of(record, module, name)
     wanted = part(tensors, ONLINE if features == "embedding" else BACKBONE)

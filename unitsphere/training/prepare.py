@@ -148,7 +148,7 @@ def prepare(
 
     # Wrong fields are told before any data is read, and code that only a file names is refused.
     asked = continued(run, given, file) if exists else request(given, file)
-    known = asked.resolve().config
+    known = asked.provisional
     refuse_unnamed_code(known.backbone, given.values.get("backbone"))
     refuse_unnamed_source(known.data, given.values.get("data"))
     refuse_unwritable("out", run.path, run.path)
