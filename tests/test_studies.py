@@ -12,10 +12,9 @@ from unitsphere.cli.study import print_table
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.runs.run import commit
 from unitsphere.studies import STUDIES
-from unitsphere.studies.claims import above, no_worse
 from unitsphere.studies.figure import draw
-from unitsphere.studies.run import altered, cells_alike, refuse_axes, run_study
-from unitsphere.studies.study import Cell, Claim, Measured, Study, Table
+from unitsphere.studies.run import altered, cells_alike, minutes_left, refuse_axes, run_study
+from unitsphere.studies.study import Begun, Cell, Claim, Measured, Study
 
 
 @pytest.fixture(autouse=True)
@@ -34,11 +33,17 @@ class Sums:
     def resolve(self, given):
         return {"a": given["a"], "b": given.get("b", 0), "seed": given["seed"]}
 
+    def settled(self, settings):
+        return self.resolve(settings)
+
     def takes(self, given, name):
         return True
 
     def run_of(self, given):
         return str(self.resolve(given))
+
+    def data(self, given, store):
+        return ()
 
     def run(self, jobs, store, device):
         for job in jobs:
@@ -64,7 +69,9 @@ def test_a_study_writes_cells_and_claims(tmp_path):
     assert json.loads((tmp_path / "results.json").read_text()) == results
     first = results["cells"][0]
     assert first["settings"] == {"a": 1, "b": 0} and first["value"] == 1.0 and first["paper"] == 1
-    assert results["claims"] == [{"statement": "it rises with a", "verdict": "holds", "evidence": "[1.0, 2.0, 3.0]"}]
+    assert results["claims"] == [
+        {"statement": "it rises with a", "verdict": "seen once", "evidence": "[1.0, 2.0, 3.0]"}
+    ]
     kept = json.loads((tmp_path / "cells" / f"{first['addresses'][0]}.json").read_text())
     assert kept["settings"] == {"a": 1, "b": 0, "seed": 0} and kept["value"] == 1.0
 
@@ -158,35 +165,6 @@ def test_a_cell_that_has_not_all_seeds_yet_is_the_mean_of_those_it_has(tmp_path)
     assert third["deviation"] == pytest.approx(math.sqrt(2))
 
 
-def test_two_cells_are_compared_seed_by_seed():
-    cells = [Cell({"x": 0}), Cell({"x": 1}), Cell({"x": 2}), Cell({"x": 3})]
-    values = [{"0": 60.0, "1": 70.0, "2": 10.0}, {"0": 61.0, "1": 70.5}, {"2": 10.1, "3": 0.0}, {}]
-    claim = above("", {"x": 1}, {"x": 0})
-    judged = claim.judge(Table(cells, values))  # gaps 1.0 and 0.5: deviation 0.354, over the root of two
-    assert judged["verdict"] == "holds"
-    assert judged["evidence"] == "65.75 and 65.00, +0.75 with a standard error of 0.25 over 2 seeds"
-    wide = Table(cells, [{"0": 60.0, "1": 70.0}, {"0": 61.0, "1": 69.5}, {}, {}])  # +1.0 and -0.5
-    for claim, verdict in (
-        (above("", {"x": 1}, {"x": 0}), "undecided"),  # 0.25, standard error 0.75
-        (no_worse("", {"x": 1}, {"x": 0}, 1.0), "undecided"),
-        (no_worse("", {"x": 1}, {"x": 0}, 1.3), "holds"),
-        (above("", {"x": 1}, {"x": 0}, 1.7), "undecided"),
-        (above("", {"x": 1}, {"x": 0}, 1.8), "does not hold"),
-    ):
-        assert claim.judge(wide)["verdict"] == verdict
-    alone = above("", {"x": 2}, {"x": 0}).judge(Table(cells, values))
-    assert (alone["verdict"], alone["evidence"]) == ("holds", "10.10 and 10.00")
-    shares = Table(cells[:2], [{"0": 0.951}, {"0": 0.954}])
-    assert above("", {"x": 1}, {"x": 0}).judge(shares)["evidence"] == "0.954 and 0.951"
-    for claim, reason in (
-        (above("", {"x": 2}, {"x": 1}), "x 2 and x 1 have no seed in common"),
-        (above("", {"x": 3}, {"x": 0}), "x 3 has no value"),
-        (above("", {"x": 0}, {"x": 3}), "x 3 has no value"),
-        (above("", {"x": 3}, {"x": 3}), "x 3 and x 3 have no value"),
-    ):
-        assert claim.judge(Table(cells, values)) == {"statement": "", "verdict": "not measured", "evidence": reason}
-
-
 def test_only_chooses_by_place_and_a_setting_holds_for_all_cells(tmp_path):
     study = sums(tuple(Cell({"a": a, "b": 0}, patch={"a": a}) for a in (1, 2, 3)))
     run_study(study, tmp_path, only={"a": ["2", "3"]}, given={"b": 100})
@@ -264,7 +242,7 @@ def test_what_is_refused_leaves_no_folder(tmp_path):
 def test_a_claim_that_fails_says_so(tmp_path):
     study = sums(tuple(Cell({"a": a, "b": 0}) for a in (3, 1)))
     (claim,) = run_study(study, tmp_path)["claims"]
-    assert claim["verdict"] == "does not hold" and claim["evidence"] == "[3.0, 1.0]"
+    assert claim["verdict"] == "not seen" and claim["evidence"] == "[3.0, 1.0]"
 
 
 def test_the_folder_of_another_study_is_refused(tmp_path):
@@ -291,3 +269,8 @@ def test_the_row_of_a_run_that_diverged_is_not_left_out(capsys):
         ["3", "-", "7.00", "3", "13"],
         "1 of 3 rows are left out: nothing of them is computed yet".split(),
     ]
+
+
+def test_the_time_left_follows_from_the_runs_before():
+    assert minutes_left(Begun(1, 10, ()), 0.0) == "" and minutes_left(Begun(2, 3, ()), 0.2) == ""
+    assert minutes_left(Begun(3, 10, ()), 4.0) == ", about 16 minutes left"

@@ -26,17 +26,29 @@ def drawn_lines(panel):
 
 def test_a_figure_has_a_line_for_each_row_and_dashes_for_the_paper():
     study = STUDIES["eqco/figure-3a"]
-    missing = {"eqco": True, "k": 64}
-    cells = known(study, lambda at: None if at == missing else at["k"] / 7 + at["eqco"], paper=True)
-    (panel,) = draw(study, cells).axes
+    missing = {"alpha": 65536, "k": 64, "drawn": "once"}
+
+    def value(at):
+        with_eqco = at["alpha"] == 65536 != at["k"]
+        return None if at == missing else at["k"] / 7 + with_eqco + 2 * (at["drawn"] == "once")
+
+    (panel,) = draw(study, known(study, value, paper=True)).axes
     ks = sorted({cell.at["k"] for cell in study.cells})
+    assert ks == [16, 64, 256, 1024, 4096, 16384, 65536]
+    drawn = drawn_lines(panel)
+    assert [name for name, _, _ in drawn if name] == [
+        "alpha K, drawn once", "alpha K, drawn for each query", "alpha 65536, drawn once",
+        "alpha 65536, drawn for each query",
+    ]  # fmt: skip
+    # what takes all keys is on both lines of its alpha, and what has alpha = K on all four
+    few = {k: 2 * (k < 256) for k in ks}
     kept = [k for k in ks if k != 64]
-    assert drawn_lines(panel) == [
-        ("eqco False", ks, [k / 7 for k in ks]),
-        ("", ks, [k / 7 + 0.5 for k in ks]),
-        ("eqco True", kept, [k / 7 + 1 for k in kept]),
-        ("", kept, [k / 7 + 1.5 for k in kept]),
+    assert drawn[:2] == [
+        ("alpha K, drawn once", ks, [k / 7 + few[k] for k in ks]),
+        ("", ks, [k / 7 + few[k] + 0.5 for k in ks]),
     ]
+    assert drawn[4][1:] == (kept, [k / 7 + few[k] + (k < 65536) for k in kept])
+    assert drawn[6][1:] == (ks, [k / 7 + (k < 65536) for k in ks])
     assert panel.get_xscale() == "log" and panel.get_title() == study.quantity
 
 

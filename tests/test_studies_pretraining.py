@@ -14,8 +14,7 @@ from unitsphere.analysis.request import AnalysisRequest
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.evaluation.evaluate import evaluate
 from unitsphere.runs.run import Run
-from unitsphere.studies import STUDIES
-from unitsphere.studies.pretraining import Pretraining
+from unitsphere.studies.pretraining import Pretraining, edge_of
 from unitsphere.studies.run import run_study
 from unitsphere.studies.study import Cell, Claim, Study
 
@@ -41,7 +40,7 @@ def shapes_study() -> Study:
 def test_a_pretraining_study_trains_judges_and_resumes(tmp_path):
     results = run_study(shapes_study(), tmp_path, device="cpu")
     values = [cell["value"] for cell in results["cells"]]
-    assert len(list((tmp_path / "runs").iterdir())) == 2 and results["claims"][0]["verdict"] == "holds"
+    assert len(list((tmp_path / "runs").iterdir())) == 2 and results["claims"][0]["verdict"] == "seen once"
     first = results["cells"][0]
     assert first["settings"]["queue_size"] == 32 and first["settings"]["evaluate.protocol"] == "knn"
     path = tmp_path / "cells" / f"{first['addresses'][0]}.json"
@@ -78,7 +77,7 @@ def test_a_run_is_named_before_it_is_trained(tmp_path, monkeypatch):
         return "a run"
 
     monkeypatch.setattr("unitsphere.studies.pretraining.trained", train)
-    monkeypatch.setattr("unitsphere.studies.pretraining.judge", lambda *_: (50.0, {}))
+    monkeypatch.setattr("unitsphere.studies.pretraining.judge", lambda *_: {"value": {"k=5": 50.0}})
     monkeypatch.setattr("unitsphere.studies.pretraining.speed_of", lambda _: {})
     cells = [
         Cell({"queue": q, "read": k}, patch={"queue_size": q, "evaluate.k": [5, k]}) for q in (32, 64) for k in (6, 7)
@@ -116,23 +115,6 @@ def test_a_run_that_diverges_is_a_result_and_the_others_go_on(tmp_path):
     said.clear()
     run_study(study, tmp_path, device="cpu", say=said.append)
     assert said[0].startswith("4 of 4 cells are finished")
-
-
-def test_the_grids_on_cifar10_have_the_tuned_rate():
-    for name in ("eqco/cifar10", "jcl/cifar10", "mochi/cifar10", "msbreg/elsewhere"):
-        study = STUDIES[name]
-        assert {study.job(cell, {}, 0).settings["base_lr"] for cell in study.cells} == {0.24}
-
-
-def test_the_forces_are_all_that_is_added_to_other_methods():
-    study = STUDIES["msbreg/elsewhere"]
-    weights = {"singular_weight": 0.0, "brownian_weight": 0.0}
-    found: dict[tuple[str, str], list[dict]] = {}
-    for cell in study.cells:
-        settings = study.job(cell, {}, 0).settings
-        assert all((settings[name] == 0) == (cell.at["forces"] == "none") for name in weights)
-        found.setdefault((cell.at["method"], cell.at["judge"]), []).append({**settings, **weights})
-    assert len(found) == 8 and all(others == [first] * 2 for first, *others in found.values())
 
 
 def test_the_address_of_a_run_knows_what_matters():
@@ -264,3 +246,43 @@ def test_a_cell_can_be_a_number_of_an_analysis(tmp_path):
     wrong = replace(of_shapes({**geometry, "evaluate.read": "evenness"}), runner=study.runner)
     with pytest.raises(UnitsphereError, match="but the study reads evenness"):
         run_study(wrong, tmp_path / "wrong", store=tmp_path, device="cpu")
+
+
+def test_a_cell_can_be_a_number_of_an_earlier_epoch_or_what_the_run_logged(tmp_path):
+    """Figures over epochs: an analysis of the checkpoint of that epoch, and the mean of an epoch's lines."""
+    hardness = {"evaluate.protocol": "hardness", "evaluate.images": 32, "evaluate.read": "matching.3"}
+    gradient = {"evaluate.protocol": "gradient", "evaluate.images": 32, "evaluate.negatives": [16, 64],
+                "evaluate.read": "plain.1.gradient_norm"}  # fmt: skip
+    logged = {"evaluate.protocol": "training", "evaluate.read": "mutual_information_bound"}
+    study = of_shapes(
+        {**hardness, "evaluate.epoch": 0}, {**hardness, "evaluate.epoch": 2}, {**hardness, "evaluate.read": "proxy"},
+        {**gradient, "evaluate.epoch": 2}, {**logged, "evaluate.epoch": 1}, logged,
+        epochs=2, keep_epochs=[0], queue_size=64, bn_groups=1,
+    )  # fmt: skip
+    study = replace(study, runner=replace(study.runner, protocol={}))
+    results = run_study(study, tmp_path, device="cpu")
+    runs = {kept_of(tmp_path, results, cell)[1] for cell in range(6)}
+    (run,) = runs
+    ask = AnalysisRequest("shapes=128x16", CPU)
+    first, last = ANALYSES["hardness"].measure(Run.open(run), ask, images=32)["checkpoints"]
+    found = [cell["value"] for cell in results["cells"]]
+    assert (first["epoch"], last["epoch"]) == (0, 2)
+    assert found[:3] == [first["matching"][3], last["matching"][3], last["proxy"]]
+    of_gradient = ANALYSES["gradient"].measure(Run.open(run), ask, images=32, negatives=[16, 64])["checkpoints"][-1]
+    assert [row["gradient_norm"] for row in of_gradient["plain"] if row["negatives"] == 64] == [found[3]]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for epoch, value in ((1, found[4]), (2, found[5])):
+        own = [line["mutual_information_bound"] for line in lines if line["epoch"] == epoch]
+        assert own and value == pytest.approx(sum(own) / len(own))
+    study = of_shapes({**logged, "evaluate.read": "nothing"}, epochs=2, keep_epochs=[0], queue_size=64, bn_groups=1)
+    study = replace(study, runner=replace(study.runner, protocol={}))
+    (cell,) = run_study(study, tmp_path / "wrong", store=tmp_path, device="cpu")["cells"]
+    assert cell["value"] is None and "but the study reads nothing" in cell["told"]["0"]["failure"]
+
+
+def test_a_rate_at_the_edge_of_the_scan_is_told():
+    def told(chosen, *tried):
+        return edge_of({"constants": {"lr": list(tried), "chosen_lr": chosen}})
+
+    assert told(10.0, 0.3, 1.0, 10.0) == {"edge": 10.0} and told(0.3, 0.3, 1.0, 10.0) == {"edge": 0.3}
+    assert told(1.0, 0.3, 1.0, 10.0) == told(30.0, 30.0) == edge_of({"value": {}}) == {}

@@ -28,8 +28,8 @@ def test_every_claim_can_be_judged_and_none_holds_whatever_the_numbers(study):
     flat = [0.0 for _ in study.cells]
     for claim in study.claims:
         verdicts = {claim.judge(table_of(study.cells, values))["verdict"] for values in (ups, downs, flat)}
-        allowed = {"holds", "does not hold"} | ({"undecided"} if "prevented" in claim.statement else set())
-        assert verdicts <= allowed and "does not hold" in verdicts, claim.statement
+        allowed = {"seen once", "not seen"} | ({"undecided"} if "prevented" in claim.statement else set())
+        assert verdicts <= allowed and "not seen" in verdicts, claim.statement
 
 
 ALLOWS_EQUALITY = ("no worse", "no better", "within", "at most", "less than", "equal", "collapses", "does not help")
@@ -39,17 +39,17 @@ ALLOWS_EQUALITY = ("no worse", "no better", "within", "at most", "less than", "e
 def test_where_all_numbers_are_the_same_nothing_is_above_anything(study):
     """Only what is said to allow it may hold then."""
     table = table_of(study.cells, [10.0 for _ in study.cells])
-    held = [claim.statement for claim in study.claims if claim.judge(table)["verdict"] == "holds"]
+    held = [claim.statement for claim in study.claims if claim.judge(table)["verdict"] == "seen once"]
     assert all(any(words in statement for words in ALLOWS_EQUALITY) for statement in held), held
 
 
 @pytest.mark.parametrize("by, gap, holds", [(0.0, 0.0, False), (0.0, 0.01, True), (0.5, 0.5, True), (0.5, 0.49, False)])
 def test_above_is_above_and_no_worse_may_be_equal(by, gap, holds):
     table = table_of([Cell({"x": 0}), Cell({"x": 1})], [67.5, 67.5 + gap])
-    assert above("", {"x": 1}, {"x": 0}, by).check(table)[0] is holds
+    assert (above("", {"x": 1}, {"x": 0}, by).check(table)[0] > 0) is holds
     # turned round: the lower is no worse if it is within the gap, or nearer
-    assert no_worse("", {"x": 0}, {"x": 1}, gap).check(table)[0]
-    assert no_worse("", {"x": 0}, {"x": 1}, gap - 0.001).check(table)[0] is False
+    assert no_worse("", {"x": 0}, {"x": 1}, gap).check(table)[0] > 0
+    assert no_worse("", {"x": 0}, {"x": 1}, gap - 0.001).check(table)[0] < 0
 
 
 def test_studies_that_share_a_run_keep_what_any_of_them_looks_at():
@@ -59,7 +59,8 @@ def test_studies_that_share_a_run_keep_what_any_of_them_looks_at():
             fields, judging = study.runner.split({**cell.given, "seed": 0})
             name = name_of_run(fields)
             kept[name].append(set(fields.get("keep_epochs", ())))
-            looked_at[name] |= {judging["epoch"]} if "epoch" in judging else set()
+            of_checkpoint = judging["protocol"] != "training" and judging.get("epoch") != fields.get("epochs", 200)
+            looked_at[name] |= {judging["epoch"]} if "epoch" in judging and of_checkpoint else set()
     assert sum(map(len, looked_at.values())) > 5
     assert all(looked_at[name] <= epochs for name in kept for epochs in kept[name])
 
@@ -71,7 +72,7 @@ WHOLE = [s for s in STUDIES.values() if s.id != "eqco/table-5" and all(cell.pape
 @pytest.mark.parametrize("study", WHOLE, ids=lambda study: study.id)
 def test_the_claims_hold_for_the_papers_own_numbers(study):
     papers = table_of(study.cells, [cell.paper for cell in study.cells])
-    assert [claim.judge(papers)["verdict"] for claim in study.claims] == ["holds"] * len(study.claims)
+    assert [claim.judge(papers)["verdict"] for claim in study.claims] == ["seen once"] * len(study.claims)
 
 
 def number_of(study, **at):
@@ -126,6 +127,8 @@ def test_jcls_ablations_have_the_supplements_settings():
         found = [
             find(study).job(cell, {}, 0).settings for cell in find(study).cells if cell.at.get("method") != "vanilla"
         ]
-        assert all(fixed.items() <= settings.items() for settings in found)
+        for settings in found:
+            own = {"variance_weight": None} if settings["keys"] == 1 else {}  # one key has no variance
+            assert {name: value for name, value in fixed.items() if name not in own}.items() <= settings.items()
         assert len({settings[varied] for settings in found}) == len(found)
         assert {settings["base_lr"] * settings["batch_size"] / 256 for settings in found} == {0.1}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.cli.command import add_command, whole_numbers
+from unitsphere.common.errors import UsageError
 
 
 def add_commands(commands: Any) -> None:
@@ -18,6 +19,9 @@ def add_commands(commands: Any) -> None:
     add_command(actions, "list", run_list, "list the studies")
     show = add_command(actions, "show", run_show, "print a study's grid, the paper's numbers and its claims")
     show.add_argument("study", metavar="ID", help="see `unitsphere study list`")
+    show.add_argument("--settings", action="store_true", help="a line a setting: name, value, where it comes from")
+    show.add_argument("--only", type=choice, action="append", default=[], metavar="AXIS=V,..",
+                      help="of the cells at these values of an axis; may be repeated")  # fmt: skip
     add_run(actions)
 
 
@@ -35,15 +39,23 @@ def add_run(actions: Any) -> None:
     command.add_argument("study", metavar="ID", help="see `unitsphere study list`")
     command.add_argument("--out", metavar="DIR", help="where results.json goes (default: runs/ID with - for /)")
     command.add_argument("--store", metavar="DIR", help="where finished cells and runs are kept (default: --out)")
-    command.add_argument("--seeds", type=whole_numbers, default=[0], metavar="S,..",
-                         help="seeds of each cell, whose value is their mean (default: 0)")  # fmt: skip
+    command.add_argument("--seeds", type=whole_numbers, metavar="S,..",
+                         help="seeds of a cell, whose value is their mean (default: 0; quick --scale: 5)")  # fmt: skip
     command.add_argument("--only", type=choice, action="append", default=[], metavar="AXIS=V,..",
                          help="only the cells at these values of an axis; may be repeated")  # fmt: skip
     command.add_argument("--part", type=part, default=(1, 1), metavar="I/N",
                          help="only the I-th of N parts of the cells, to share the work between machines")  # fmt: skip
     command.add_argument("--set", type=setting, action="append", default=[], dest="given", metavar="NAME=VALUE",
                          help="a setting of all cells, as JSON or text; may be repeated")  # fmt: skip
+    command.add_argument(
+        "--scale",
+        choices=("small", "tiny"),
+        help="on this machine, with a small network and few images (docs/studies.md)",
+    )
+    command.add_argument("--data", metavar="DATA", help="with --scale: images other than the drawn shapes")  # fmt: skip
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    command.add_argument("--dry-run", action="store_true",
+                         help="say what would be run: settings, hours, missing data")  # fmt: skip
 
 
 def choice(text: str) -> tuple[str, list[str]]:
@@ -86,11 +98,17 @@ def run_show(options: argparse.Namespace) -> None:
     from unitsphere.studies import find
 
     study = find(options.study)
+    if options.settings:
+        from unitsphere.cli.study_plan import print_settings
+        from unitsphere.studies.plan import settings_of
+
+        print_settings(settings_of(study, study.choose(gathered(options.only)), {}))
+        return
     print(f"{study.title} ({study.paper})\n{study.quantity}; {len(study.cells)} cells; needs {study.needs}\n")
     print_table(study)
     print("\nclaims")
     for claim in study.claims:
-        print(f"  {claim.statement}")
+        print(f"  {claim.told}")
 
 
 def run_run(options: argparse.Namespace) -> None:
@@ -98,17 +116,29 @@ def run_run(options: argparse.Namespace) -> None:
 
     study = find(options.study)  # before torch is loaded
 
-    from unitsphere.studies.run import remark, run_study
+    from unitsphere.studies.run import as_run, remark, run_study
 
-    only: dict[str, list[str]] = {}
-    for axis, values in options.only:
-        only.setdefault(axis, []).extend(values)
-    out = Path(options.out or Path("runs") / study.id.replace("/", "-"))
+    if options.scale:
+        from unitsphere.studies.scale import at_scale
+
+        study = at_scale(study, options.scale, options.data)
+    elif options.data:
+        raise UsageError("data: it is for --scale. Otherwise a study's data are a setting: --set data=NAME=PATH.")
+    only = gathered(options.only)
+    out = Path(options.out or Path("runs") / "-".join(filter(None, (study.id.replace("/", "-"), options.scale))))
+    store = Path(options.store) if options.store else out
+    options.seeds = options.seeds or usual_seeds(study, store, dict(options.given), only)
+    if options.dry_run:
+        from unitsphere.cli.study_plan import print_plan
+        from unitsphere.studies.plan import plan
+
+        print_plan(study, plan(study, store, seeds=options.seeds, given=dict(options.given), only=only), options.seeds)
+        return
     try:
         results = run_study(
             study,
             out,
-            store=Path(options.store) if options.store else None,
+            store=store,
             seeds=options.seeds,
             given=dict(options.given),
             only=only,
@@ -119,12 +149,16 @@ def run_run(options: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         print("what is finished is kept; the same command goes on from there", file=sys.stderr)
         raise
+    study = as_run(study, results["given"], results["altered"])
     print(f"{study.title} ({study.paper})\n{study.quantity}\n")
     if said := remark(results):
         print(f"{said}\n")
     print_table(study, results["cells"])
     if any(0 < count_seeds(cell) < len(results["seeds"]) for cell in results["cells"]):
         print(f"(n): over n of the {len(results['seeds'])} seeds; the others are not finished")
+    told = [about for cell in results["cells"] for about in cell["told"].values() if about]
+    if edges := sum("edge" in about for about in told):
+        print(f"of {edges} numbers the linear classifier's rate lies at the edge of those tried (results.json: edge)")
     print()
     print_claims(results["claims"])
     wrote = [out / "results.json"]
@@ -133,10 +167,27 @@ def run_run(options: argparse.Namespace) -> None:
     print(f"wrote {' and '.join(map(str, wrote))}")
 
 
+def usual_seeds(study: Any, store: Path, given: Mapping[str, Any], only: Mapping[str, Sequence[str]]) -> list[int]:
+    """One; at the small scale five, where they take an hour at most."""
+    if study.scale != "small":
+        return [0]
+    from unitsphere.studies.plan import plan
+
+    hours = plan(study, store, seeds=[0], given=given, only=only).hours
+    return list(range(5)) if hours is None or 5 * hours <= 1 else [0]
+
+
+def gathered(choices: Sequence[tuple[str, list[str]]]) -> dict[str, list[str]]:
+    """The values of each axis, which may have been given in several turns."""
+    only: dict[str, list[str]] = {}
+    for axis, values in choices:
+        only.setdefault(axis, []).extend(values)
+    return only
+
+
 def draw_figure(study: Any, cells: Sequence[Mapping[str, Any]], said: str, path: Path) -> list[Path]:
     """The file, if it could be drawn: what was computed is not lost for want of a picture."""
     from unitsphere.analysis.figures import save
-    from unitsphere.common.errors import UsageError
     from unitsphere.common.extras import require
     from unitsphere.studies.figure import draw
 
@@ -163,8 +214,13 @@ def count_seeds(cell: Mapping[str, Any]) -> int:
 
 
 def measured(cell: Mapping[str, Any]) -> str:
-    text = with_deviation(f"{cell['value']:.2f}", cell["deviation"], 2)
+    text = with_deviation(number(cell["value"]), cell["deviation"], 2)
     return text if count_seeds(cell) == len(cell["values"]) else f"{text} ({count_seeds(cell)})"
+
+
+def number(value: float) -> str:
+    """With two digits after the point, or three that count where these would say little."""
+    return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.3g}"
 
 
 def with_deviation(number: str, deviation: float | None, digits: int) -> str:

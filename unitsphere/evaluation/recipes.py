@@ -58,6 +58,7 @@ class FineTuningRecipe(LinearRecipe):
 
 LINEAR_RECIPES = {
     "moco": LinearRecipe(),
+    "simclr": LinearRecipe(lr=(0.1,), epochs=90, weight_decay=1e-6),  # EqCo's author's, for SGD
     "mochi-imagenet": LinearRecipe(batch_size=512),
     "jcl-imagenet100": LinearRecipe(lr=(10.0,)),
     "mochi-imagenet100": LinearRecipe(lr=(10.0,), batch_size=128, epochs=60, drops=(30, 40, 50)),

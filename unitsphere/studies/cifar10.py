@@ -20,6 +20,8 @@ SCHEDULE: dict[str, object] = {
     "warmup_epochs": EPOCHS // 12,
     "warmup_kind": "before",
 }
+# A copy of CIFAR-10 in another form, with its recipe, is CIFAR-10.
+HARMLESS = ("data", "recipe")
 QUANTITY = "accuracy on the test images, %, or what the column says"
 ACCURACIES: dict[str, dict[str, object]] = {  # both on the backbone's features, last epoch
     "k-NN": {"evaluate.protocol": "knn", "evaluate.k": [200], "evaluate.temperature": 0.1, "evaluate.read": "k=200"},
@@ -35,10 +37,10 @@ ACCURACIES: dict[str, dict[str, object]] = {  # both on the backbone's features,
 
 def judged(**fields: object) -> Pretraining:
     """The base of all cells; each says itself how it is judged. Runs are shared between these studies, so all keep
-    what one of them looks at: the checkpoint half-way."""
-    return Pretraining(
-        base={"data": "cifar10", **SCHEDULE, "keep_epochs": [EPOCHS // 2], **fields}, protocol={}, read="k=200"
-    )
+    what one of them looks at: the checkpoint half-way. Residual branches began as they do elsewhere, whatever the
+    methods' own settings are by now."""
+    base = {"data": "cifar10", **SCHEDULE, "zero_init_residual": False, "keep_epochs": [EPOCHS // 2], **fields}
+    return Pretraining(base=base, protocol={}, read="k=200")
 
 
 def cells(at: Settings, fields: Settings, judges: Mapping[str, Settings] = ACCURACIES) -> Iterable[Cell]:

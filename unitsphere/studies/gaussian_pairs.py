@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import ClassVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from unitsphere.common.errors import UsageError, check_word
 from unitsphere.config.fields import Count, Positive, Section
-from unitsphere.methods.resolve import explain
-from unitsphere.studies.study import Job, Measured, Settings, address
+from unitsphere.studies.own_trainer import OwnTrainer
+from unitsphere.studies.study import Job, Measured
 
 
 class PairSettings(Section):
@@ -39,24 +39,12 @@ class Stopped(Exception):
     """Another thread was asked to stop."""
 
 
-class GaussianPairs:
+class GaussianPairs(OwnTrainer):
     """Trains cells that differ only in their mutual information together, and such groups side by side."""
 
     name = "gaussian-pairs"
-
-    def resolve(self, given: Settings) -> Settings:
-        for setting in given:
-            check_word("set", setting, PairSettings.model_fields)
-        try:
-            return PairSettings.model_validate(given).model_dump(mode="json")
-        except ValidationError as error:
-            raise UsageError(explain(error)) from None
-
-    def takes(self, given: Settings, name: str) -> bool:
-        return True
-
-    def run_of(self, given: Settings) -> str:
-        return address(self.name, self.resolve(given))  # a cell is a pair of critics of its own
+    section = PairSettings
+    scales: ClassVar = {"small": {"steps": 1000, "evaluations": 200}, "tiny": {"steps": 4, "evaluations": 2}}
 
     def run(self, jobs: Sequence[Job], store: Path, device: str) -> Iterator[Measured]:
         """One thread a group: matrices this small do not fill two cores, and a group alone on a core gives the same

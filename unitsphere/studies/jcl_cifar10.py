@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unitsphere.studies.cifar10 import ACCURACIES, QUANTITY, cells, judged, needs
+from unitsphere.studies.cifar10 import ACCURACIES, HARMLESS, QUANTITY, cells, judged, needs
 from unitsphere.studies.claims import above, no_worse
 from unitsphere.studies.study import Cell, Claim, Study
 
@@ -58,6 +58,7 @@ CIFAR10 = Study(
     needs=needs(8),
     quantity=QUANTITY,
     columns="judge",
+    harmless=HARMLESS,
     runner=judged(),
     cells=grid(),
     claims=(

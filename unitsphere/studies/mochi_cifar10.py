@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unitsphere.studies.cifar10 import ACCURACIES, EPOCHS, QUANTITY, cells, judged, needs
+from unitsphere.studies.cifar10 import ACCURACIES, EPOCHS, HARMLESS, QUANTITY, cells, judged, needs
 from unitsphere.studies.claims import above
 from unitsphere.studies.mochi import BEST, Mix, mixing, place
 from unitsphere.studies.study import Cell, Claim, Study
@@ -73,6 +73,7 @@ CIFAR10 = Study(
     needs=needs(7),
     quantity=QUANTITY,
     columns="judge",
+    harmless=HARMLESS,
     runner=judged(),
     cells=grid(),
     claims=(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from unitsphere.studies.claims import above
-from unitsphere.studies.mochi import PAPER, QUANTITY, Mix, judged, place, trained
+from unitsphere.studies.claims import ROUNDING, above
+from unitsphere.studies.mochi import PAPER, QUANTITY, WORDS, Mix, judged, place, trained
 from unitsphere.studies.study import Cell, Claim, Study, Table
 
 ROWS: tuple[tuple[int, Mix | None, float], ...] = (  # epochs, (N, s, s'), top-1
@@ -33,17 +33,17 @@ def cell(epochs: int, mix: Mix | None, paper: float) -> Cell:
     return Cell(place(mix, oracle=False, epochs=epochs), paper, trained(mix, epochs))
 
 
-def near_moco(table: Table) -> tuple[bool, str]:
+def near_moco(table: Table) -> tuple[float, str]:
     """The farthest below MoCo v2 after as many epochs. The paper claims gains on transfer, and none here."""
     losses = []
     for epochs in (100, 200, 800):
         (moco,) = table.row(method="MoCo v2", epochs=epochs)
         losses += [(moco - value, found) for found, value in table.part(method="MoCHi", oracle=False, epochs=epochs)]
     loss, farthest = max(losses, key=lambda pair: pair[0])
-    return loss <= 2.0, f"the farthest, {farthest.label}, is {loss:.2f} below"
+    return 2.0 - loss + ROUNDING, f"the farthest, {farthest.label}, is {loss:.2f} below"
 
 
-NEAR = Claim("every MoCHi is at most 2 points below MoCo v2 after as many epochs", near_moco)
+NEAR = Claim("every MoCHi is at most 2 points below MoCo v2 after as many epochs", near_moco, "2")
 
 TABLE_1B = Study(
     id="mochi/table-1b",
@@ -55,6 +55,7 @@ TABLE_1B = Study(
     runner=judged("imagenet"),
     cells=tuple(cell(*row) for row in ROWS),
     claims=(NEAR,),
+    words=WORDS,
 )
 
 TABLE_4 = Study(
@@ -83,6 +84,7 @@ TABLE_4 = Study(
             by=2.0,
         ),
     ),
+    words=WORDS,
 )
 
 STUDIES = (TABLE_1B, TABLE_4)

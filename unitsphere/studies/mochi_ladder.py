@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from unitsphere.studies.claims import above
-from unitsphere.studies.mochi import BEST, PAPER, judged, mixing
-from unitsphere.studies.study import Cell, Claim, Settings, Study, Table
+from unitsphere.studies.claims import above, near
+from unitsphere.studies.mochi import BEST, PAPER, WORDS, judged, mixing
+from unitsphere.studies.study import Cell, Claim, Settings, Study
 
 UNNOTICED = 2.0
 MOCO = {"method": "moco-v1", "temperature": 0.2, "lr_schedule": "step"}
@@ -29,12 +29,8 @@ def at(rung: str, negatives: str = REAL) -> Settings:
     return {"rung": rung, "negatives": negatives}
 
 
-def near(statement: str, one: Settings, other: Settings) -> Claim:
-    def check(table: Table) -> tuple[bool, str]:
-        (first,), (second,) = table.row(**one), table.row(**other)
-        return abs(first - second) <= UNNOTICED, f"{first:.2f} and {second:.2f}"
-
-    return Claim(f"{statement}: within {UNNOTICED:g} points", check)
+def unnoticed(statement: str, one: Settings, other: Settings) -> Claim:
+    return near(f"{statement}: within {UNNOTICED:g} points", one, other, UNNOTICED)
 
 
 FIGURE_4 = Study(
@@ -50,10 +46,11 @@ FIGURE_4 = Study(
         Cell(at("MoCHi", ALL), None, {**RUNGS["MoCHi"], "evaluate.read": "proxy_synthetic"}),
     ),
     claims=(
-        near("a cosine schedule is not noticed", at("cosine"), at("MoCo")),
-        near("an MLP head is not noticed", at("MLP"), at("cosine")),
+        unnoticed("a cosine schedule is not noticed", at("cosine"), at("MoCo")),
+        unnoticed("an MLP head is not noticed", at("MLP"), at("cosine")),
         above("stronger augmentation makes the proxy task harder", at("MLP"), at("augmentation")),
         above("MoCHi's mixtures make it harder", at("augmentation"), at("MoCHi", ALL)),
-        near("without them it is as hard as MoCo v2's (section 4.3)", at("MoCHi"), at("augmentation")),
+        unnoticed("without them it is as hard as MoCo v2's (section 4.3)", at("MoCHi"), at("augmentation")),
     ),
+    words=WORDS,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import hypot
 
-from unitsphere.studies.cifar10 import ACCURACIES, EPOCHS, QUANTITY, cells, judged, needs
+from unitsphere.studies.cifar10 import ACCURACIES, EPOCHS, HARMLESS, QUANTITY, cells, judged, needs
 from unitsphere.studies.claims import above
 from unitsphere.studies.msbreg import BYOL, METHODS, NORMS, OURS, PAPER, WITH_FORCES, forces
 from unitsphere.studies.msbreg import JUDGES as OF_TABLE_3
@@ -79,7 +79,7 @@ def nearest_to_table_3(default: str, others: tuple[str, ...], named: str) -> Cla
     _, (_, *moved) = METHODS[named]
     wanted = [after - before for after, before in zip(moved, base, strict=True)]
 
-    def check(table: Table) -> tuple[bool, str]:
+    def check(table: Table) -> tuple[float, str]:
         def moves(method: str) -> list[float]:
             values = [table.row(method=name, judge=judge)[0] for judge in MOVED for name in (method, BYOL)]
             return [values[0] - values[1], values[2] - values[3]]
@@ -87,26 +87,26 @@ def nearest_to_table_3(default: str, others: tuple[str, ...], named: str) -> Cla
         far = {m: hypot(*(x - y for x, y in zip(moves(m), wanted, strict=True))) for m in (default, *others)}
         told = "; ".join(f"{method} {', '.join(f'{move:+.2f}' for move in moves(method))}" for method in far)
         told += f"; Table 3 {wanted[0]:+.2f}, {wanted[1]:+.2f}"
-        return all(far[default] < far[other] for other in others), told
+        return min(far[other] for other in others) - far[default], told
 
     return Claim(f"{default} moves alignment and uniformity most as in Table 3", check)
 
 
 def collapses(method: str) -> Claim:
-    def check(table: Table) -> tuple[bool, str]:
+    def check(table: Table) -> tuple[float, str]:
         (value,) = table.row(method=method, judge="uniformity")
-        return value > COLLAPSED, f"uniformity {value:.3f}"
+        return value - COLLAPSED, f"uniformity {value:.3f}"
 
-    return Claim(f"{method} collapses", check)
+    return Claim(f"{method} collapses", check, f"uniformity {COLLAPSED:g}")
 
 
 def prevents(method: str, without: str) -> Claim:
-    def check(table: Table) -> tuple[bool | None, str]:
+    def check(table: Table) -> tuple[float | None, str]:
         (alone,), (forced,) = (table.row(method=name, judge="uniformity") for name in (without, method))
         evidence = f"uniformity {forced:.3f}, without it {alone:.3f}"
-        return (forced <= COLLAPSED if alone > COLLAPSED else None), evidence
+        return (COLLAPSED - forced if alone > COLLAPSED else None), evidence
 
-    return Claim(f"{method}: the collapse is prevented", check)
+    return Claim(f"{method}: the collapse is prevented", check, f"uniformity {COLLAPSED:g}")
 
 
 def grid() -> tuple[Cell, ...]:
@@ -120,6 +120,7 @@ CIFAR10 = Study(
     needs=needs(len(RUNS), f"{EPOCHS // 4} to {EPOCHS}"),
     quantity=QUANTITY,
     columns="judge",
+    harmless=HARMLESS,
     runner=judged(method="msbreg", lr_per_view=False, base_lr=RATE, weight_decay=DECAY, keep_epochs=[]),
     cells=grid(),
     claims=(

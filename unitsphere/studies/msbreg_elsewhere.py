@@ -7,13 +7,14 @@ that it gives them with two views, ten times these: a contrastive loss divides i
 
 from __future__ import annotations
 
-from unitsphere.studies.cifar10 import ACCURACIES, QUANTITY, cells, judged, needs
+from unitsphere.studies.cifar10 import ACCURACIES, HARMLESS, QUANTITY, cells, judged, needs
 from unitsphere.studies.claims import above
 from unitsphere.studies.msbreg import PAPER
 from unitsphere.studies.msbreg_cifar10 import JUDGES
 from unitsphere.studies.study import Claim, Study
 
 METHODS = {"MoCo v2": "moco-v2", "SimCLR": "simclr"}
+HEADS: dict[str, dict[str, object]] = {"moco-v2": {}, "simclr": {"head": "mlp-bn"}}  # as measured
 NONE, USUAL, STRONG = "none", "L_b + L_s", "10 (L_b + L_s)"
 FORCES: dict[str, dict[str, object]] = {
     NONE: {},
@@ -40,12 +41,13 @@ ELSEWHERE = Study(
     needs=needs(len(METHODS) * len(FORCES)),
     quantity=QUANTITY,
     columns="judge",
+    harmless=HARMLESS,
     runner=judged(),
     cells=tuple(
         cell
         for method, name in METHODS.items()
         for forces, fields in FORCES.items()
-        for cell in cells({"method": method, "forces": forces}, {"method": name, **fields}, JUDGES)
+        for cell in cells({"method": method, "forces": forces}, {"method": name, **HEADS[name], **fields}, JUDGES)
     ),
     claims=(
         *(helped(*each, judge) for each in FORCED for judge in ACCURACIES),

@@ -10,10 +10,12 @@ continued_at    train for so many epochs, then resume with `epochs` in all: the 
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -22,8 +24,10 @@ from unitsphere.common.errors import UnitsphereError, UsageError, check_word
 from unitsphere.config.config import INCIDENTAL
 from unitsphere.config.layers import Layer, merge
 from unitsphere.data.named import without_path
-from unitsphere.methods.resolve import resolve
-from unitsphere.studies.judging import judge, settings_of
+from unitsphere.methods.contrastive import ContrastiveConfig
+from unitsphere.methods.resolve import Resolved, resolve
+from unitsphere.studies.costs import hours
+from unitsphere.studies.judging import NotLogged, judge, number, settings_of
 from unitsphere.studies.study import Begun, Job, Measured, Settings, address
 
 if TYPE_CHECKING:
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 
 PREFIX = "evaluate."
 CONTINUED_AT = "continued_at"
+RENAMED = {"evaluate.row": "evaluate.recipe"}  # in cells that were kept before November 2026
 AS_SETTINGS = "In a study options are settings: --set data=NAME=PATH, --set evaluate.data=NAME=PATH for the judge's."
 
 
@@ -48,6 +53,33 @@ class Pretraining:
         fields, judging = self.split(given)
         judging["data"] = without_path(judging["data"])
         return {**settings_of_run(fields), **{PREFIX + name: value for name, value in judging.items()}}
+
+    def settled(self, settings: Settings) -> Settings:
+        fields = {name: value for name, value in settings.items() if not name.startswith(PREFIX)}
+        judging = {RENAMED.get(name, name): settings[name] for name in settings if name.startswith(PREFIX)}
+        return {**settings_of_run(fields), **judging}
+
+    def explain(self, given: Settings) -> Sequence[tuple[str, str, str]]:
+        from unitsphere.studies.explaining import of_judging, of_run
+
+        fields, judging = self.split(given)
+        known = {name: value for name, value in fields.items() if name != CONTINUED_AT}
+        return [*of_run(resolve(Layer("study", known)), given), *of_judging(judging, given)]
+
+    def row_of(self, given: Settings) -> str:
+        return name_of_run(self.split(given)[0])
+
+    def hours(self, given: Settings) -> float | None:
+        """Those of a run that continues another are of what it adds to it."""
+        resolved, own = configured(self.split(given)[0])
+        config = resolved.config
+        return hours(config, config.epochs - own.get(CONTINUED_AT, 0))
+
+    def data(self, given: Settings, store: Path) -> Sequence[str]:
+        """A run that has a checkpoint is judged with the judge's data alone."""
+        fields, judging = self.split(given)
+        begun = (folder_of_run(fields, store / "runs") / "checkpoints").exists()
+        return [str(judging["data"])] if begun else [str(fields["data"]), str(judging["data"])]
 
     def takes(self, given: Settings, name: str) -> bool:
         """All cells take all fields, but how a run is judged is for those whose protocol knows it."""
@@ -74,6 +106,7 @@ class Pretraining:
         from unitsphere.training.telemetry import Diverged
 
         runs: dict[str, Run] = {}
+        measured: dict[str, dict[str, Any]] = {}  # cells may read different numbers off one measurement
         failed: dict[str, str] = {}
         names = [name_of_run(self.split(job.given)[0]) for job in jobs]
         for job, name in zip(jobs, names, strict=True):
@@ -91,8 +124,15 @@ class Pretraining:
                 failed[name] = str(error)
                 yield Measured(job, None, {"run": name, "failure": failed[name]})
                 continue
-            value, result = judge(run, judging, device)
-            about = {"run": name, "seconds": round(time.monotonic() - started, 1), **speed_of(run), "result": result}
+            asked = json.dumps([name, {key: value for key, value in judging.items() if key != "read"}], default=str)
+            result = measured[asked] = measured.get(asked) or judge(run, judging, device)
+            try:
+                value = number(result, judging)
+            except NotLogged as error:
+                yield Measured(job, None, {"run": name, "failure": str(error)})
+                continue
+            about = {"run": name, "seconds": round(time.monotonic() - started, 1), **speed_of(run)}
+            about |= {**edge_of(result), "result": result}
             yield Measured(job, value, about)
 
     def split(self, given: Settings) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -108,6 +148,14 @@ class Pretraining:
         return fields, judging
 
 
+def edge_of(result: Mapping[str, Any]) -> dict[str, float]:
+    """The chosen rate of a linear classifier, if it is the lowest or highest of those tried: a better one may lie
+    beyond it."""
+    constants = result.get("constants", {})
+    tried, chosen = constants.get("lr") or (), constants.get("chosen_lr")
+    return {"edge": chosen} if len(tried) > 1 and chosen in (min(tried), max(tried)) else {}
+
+
 def speed_of(run: Run) -> dict[str, float]:
     """Images a second, the median line's, and on a card the most memory: as the run logged them."""
     from unitsphere.training.telemetry import read_metrics
@@ -118,15 +166,53 @@ def speed_of(run: Run) -> dict[str, float]:
 
 
 def settings_of_run(fields: Settings) -> dict[str, Any]:
-    """All that the run depends on."""
+    """All that the run depends on: what has no effect beside the other settings is left out."""
+    resolved, own = configured(fields)
+    found = dumped(resolved)
+    if isinstance(resolved.config, ContrastiveConfig) and meets_all(resolved.config):
+        found["negatives"] = None
+        del found["shared_draw"]
+    return {name: value for name, value in found.items() if not resolved.why_unused(name)} | own
+
+
+def dumped(resolved: Resolved) -> dict[str, Any]:
+    """All fields that make the run what it is, as plain values."""
+    values = resolved.config.model_dump(mode="json", exclude=INCIDENTAL)
+    return {**values, "data": without_path(resolved.config.data)}
+
+
+def meets_all(config: ContrastiveConfig) -> bool:
+    """Whether each query meets all negatives that there are, however many were asked for."""
+    in_batch = 2 * config.batch_size - 2 if config.both_views else config.batch_size - 1
+    at_hand = config.queue_size if config.negatives_from == "queue" else in_batch
+    return config.negatives is None or config.negatives >= at_hand
+
+
+def configured(fields: Settings) -> tuple[Resolved, dict[str, Any]]:
+    """The run's configuration, and the settings that are the studies' own."""
     own = {name: fields[name] for name in (CONTINUED_AT,) if name in fields}
-    known = {name: value for name, value in fields.items() if name not in own}
-    config = resolve(Layer("study", known)).config.model_dump(mode="json", exclude=INCIDENTAL)
-    return {**config, "data": without_path(config["data"]), **own}
+    return resolved_once(json.dumps({name: value for name, value in fields.items() if name not in own})), own
+
+
+@lru_cache(4096)  # a plan asks for the same ones again and again
+def resolved_once(fields: str) -> Resolved:
+    return resolve(Layer("study", json.loads(fields)))
 
 
 def name_of_run(fields: Settings) -> str:
     return address("pretrain", settings_of_run(fields))
+
+
+def former_name_of_run(fields: Settings) -> str:
+    """Until November 2026 what has no effect was part of a run's address."""
+    resolved, own = configured(fields)
+    return address("pretrain", {**dumped(resolved), **own})
+
+
+def folder_of_run(fields: Settings, runs: Path) -> Path:
+    """Where the run lies, or is to lie."""
+    folder, former = runs / name_of_run(fields), runs / former_name_of_run(fields)
+    return former if former.exists() and not folder.exists() else folder
 
 
 def trained(fields: Settings, runs: Path, device: str) -> Run:
@@ -136,7 +222,7 @@ def trained(fields: Settings, runs: Path, device: str) -> Run:
     from unitsphere.runs.run import Run
     from unitsphere.training.loop import Stopped
 
-    folder = runs / name_of_run(fields)
+    folder = folder_of_run(fields, runs)
     known = {name: value for name, value in fields.items() if name != CONTINUED_AT}
     if CONTINUED_AT in fields and not folder.exists():
         copy_run(trained({**known, "epochs": fields[CONTINUED_AT]}, runs, device).path, folder)

@@ -12,7 +12,9 @@ STORE is OUT unless given; several studies, processes and machines may share one
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
@@ -21,9 +23,10 @@ from typing import Any
 import unitsphere
 from unitsphere.common.errors import UsageError
 from unitsphere.common.files import refuse_unwritable, write_text
-from unitsphere.studies.study import Begun, Cell, Job, Measured, Settings, Study, Table, in_common, label, shown
-
-TOLD = ("run", "images_per_second", "memory_mib", "failure")  # of what is kept with a cell, where there is such
+from unitsphere.studies.costs import missing
+from unitsphere.studies.kept import Kept, made_by, makers, told
+from unitsphere.studies.study import Begun, Cell, Job, Settings, Study, Table, in_common, label, on_other, shown
+from unitsphere.studies.verdicts import NOT_COMPARABLE, NOT_MEASURED
 
 
 def run_study(
@@ -54,7 +57,7 @@ def run_study(
     refuse_unwritable("out", out, out)
     refuse_unwritable("store", store, store / "cells")
     compute(study, [(cell, jobs[cell.label]) for cell in chosen], store, device, say)
-    results = collect(study, store / "cells", jobs, seeds, given)
+    results = collect(study, Kept(store / "cells", study.runner), jobs, seeds, given)
     if len(versions := makers(results)) > 1:
         say(f"these cells were computed by {len(versions)} versions of unitsphere: {', '.join(versions)}")
     out.mkdir(parents=True, exist_ok=True)
@@ -68,23 +71,34 @@ def compute(
     """What is not finished of these cells, saying before a run what it is of and after a number what it is."""
     from unitsphere.runs.run import commit
 
-    folder = store / "cells"
+    kept = Kept(store / "cells", study.runner)
     places = {job.address: cell for cell, own in jobs for job in own}
-    waiting = {job.address: job for _, own in jobs for job in own if finished(folder, job) is None}
+    waiting = {job.address: job for _, own in jobs for job in own if kept.find(job) is None}
     say(f"{len(places) - len(waiting)} of {len(places)} cells are finished already, {len(waiting)} are to be computed")
+    if kept.unreadable:
+        say(f"{kept.unreadable} cells of {kept.folder} are of an older version, whose settings are not known any more")
+    if lacking := missing(name for job in waiting.values() for name in study.runner.data(job.given, store)):
+        raise UsageError("\n".join(f"data: {line}" for line in lacking))
     several = any(len(own) > 1 for _, own in jobs)
     maker = {"unitsphere": unitsphere.__version__, "commit": commit()}  # before hours in which the checkout may move on
-    number = 0
+    number, began = 0, time.monotonic()
     for event in study.runner.run(list(waiting.values()), store, device):
         if isinstance(event, Begun):
             of_all = in_common([places[job.address] for job in event.jobs])
-            say(f"run {event.number} of {event.of}: {label({**of_all, 'seed': event.jobs[0].given['seed']})}")
+            left = minutes_left(event, (time.monotonic() - began) / 60)
+            say(f"run {event.number} of {event.of}{left}: {label({**of_all, 'seed': event.jobs[0].given['seed']})}")
             continue
         number += 1
-        keep(folder, study, event, maker)
+        kept.keep(event, maker)
         where = places[event.job.address].label + (f", seed {event.job.given['seed']}" if several else "")
         found = event.details.get("failure") if event.value is None else f"{event.value:.2f}"
         say(f"{number}/{len(waiting)}  {where}: {found}")
+
+
+def minutes_left(run: Begun, passed: float) -> str:
+    """If the runs to come take as long as those before; nothing of the first, or under a minute."""
+    left = passed / (run.number - 1) * (run.of - run.number + 1) if run.number > 1 else 0.0
+    return f", about {left:.0f} minutes left" if left >= 1 else ""
 
 
 def refuse_other_study(study: Study, out: Path) -> None:
@@ -160,48 +174,17 @@ def share(
     return list(chain.from_iterable(shared[len(shared) * (part - 1) // parts : len(shared) * part // parts]))
 
 
-def finished(folder: Path, job: Job) -> dict[str, Any] | None:
-    """What is kept of a job that was computed before."""
-    path = folder / f"{job.address}.json"
-    return json.loads(path.read_text()) if path.is_file() else None
-
-
-def keep(folder: Path, study: Study, measured: Measured, maker: Mapping[str, Any]) -> None:
-    from unitsphere.runs.run import now
-
-    known = {"runner": study.runner.name, "settings": measured.job.settings, "value": measured.value}
-    made = {**maker, "time": now(), **measured.details}
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / f"{measured.job.address}.json", json.dumps({**known, **made}, indent=1) + "\n")
-
-
-def makers(results: Mapping[str, Any]) -> list[str]:
-    """The versions of unitsphere, and their commits where these are known, that the cells were computed by."""
-    made = (by for cell in results["cells"] for by in cell["made_by"].values() if by)
-    return sorted({" ".join(part for part in by.values() if part) for by in made})
-
-
-def made_by(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """Version and commit of what computed a cell. Until November 2026 the package was called antipode."""
-    return {"unitsphere": kept.get("unitsphere", kept.get("antipode")), "commit": kept.get("commit")}
-
-
-def told(kept: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: kept[name] for name in TOLD if name in kept}
-
-
 def collect(
-    study: Study, folder: Path, jobs: Mapping[str, Sequence[Job]], seeds: Sequence[int], given: Settings
+    study: Study, store: Kept, jobs: Mapping[str, Sequence[Job]], seeds: Sequence[int], given: Settings
 ) -> dict[str, Any]:
     """Everything known of a study, by this process or another. Cells without jobs have no value here."""
     from unitsphere.runs.run import now
 
-    cells, known = [], []
+    cells = []
     for cell in study.cells:
         own = jobs.get(cell.label, [])
-        found = dict.fromkeys(map(str, seeds)) | {str(job.given["seed"]): finished(folder, job) for job in own}
-        known.append({seed: float(kept["value"]) for seed, kept in found.items() if kept and kept["value"] is not None})
-        values = list(known[-1].values())
+        found = dict.fromkeys(map(str, seeds)) | {str(job.given["seed"]): store.find(job) for job in own}
+        values = [kept["value"] for kept in found.values() if kept and kept["value"] is not None]
         settings = {name: value for job in own[:1] for name, value in job.settings.items() if name != "seed"}
         cells.append(
             {
@@ -217,16 +200,52 @@ def collect(
                 "settings": settings,
             }
         )
+    changed = altered(study, [cell for cell in study.cells if cell.label in jobs], given)
+    shown_as = as_run(study, given, changed)
     return {
         "study": study.id,
-        "title": study.title,
+        "title": shown_as.title,
         "paper": study.paper,
-        "quantity": study.quantity,
+        "quantity": shown_as.quantity,
         "given": dict(given),
-        "altered": altered(study, [cell for cell in study.cells if cell.label in jobs], given),
+        "altered": changed,
         "seeds": list(seeds),
         "cells": cells,
-        "claims": [claim.judge(Table(study.cells, known)) for claim in study.claims],
+        "claims": judge_claims(study, cells, given, changed),
         "unitsphere": unitsphere.__version__,
         "time": now(),
     }
+
+
+def judge_claims(
+    study: Study, cells: Sequence[Mapping[str, Any]], given: Settings, changed: Sequence[str]
+) -> list[dict[str, str]]:
+    """The verdicts on the cells of a results.json. With settings that the study does not call harmless a number says
+    nothing of the paper: what was found with them stands in the evidence."""
+    values = [{seed: float(v) for seed, v in cell["values"].items() if v is not None} for cell in cells]
+    judged = [claim.judge(Table(study.cells, values)) for claim in study.claims]
+    if study.scale is not None:
+        judged = [{**claim, "verdict": at_this_scale(claim["verdict"], study.scale)} for claim in judged]
+    if not (strange := [name for name in changed if name not in study.harmless]):
+        return judged
+    others = ", ".join(f"{name}={given[name]}" for name in strange)
+    return [
+        claim
+        if claim["verdict"] == NOT_MEASURED
+        else {**claim, "verdict": NOT_COMPARABLE, "evidence": f"{claim['verdict']} with {others}: {claim['evidence']}"}
+        for claim in judged
+    ]
+
+
+def at_this_scale(verdict: str, scale: str) -> str:
+    return verdict if verdict == NOT_MEASURED else f"{verdict} at scale {scale}"
+
+
+def as_run(study: Study, given: Settings, changed: Sequence[str]) -> Study:
+    """The study with a title and a quantity that say which settings it was run with."""
+    if not changed:
+        return study
+    others = ", ".join(f"{name}={given[name]}" for name in changed)
+    data = next((str(given[name]) for name in ("evaluate.data", "data") if name in changed), "")
+    quantity = on_other(study.quantity, data) if data else study.quantity
+    return replace(study, title=f"{study.title} [run with {others}]", quantity=quantity)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Protocol
 
 from unitsphere.common.errors import check_word
+from unitsphere.studies.verdicts import NOT_MEASURED, verdict
 
 Settings = Mapping[str, Any]
 
@@ -43,6 +45,13 @@ class Cell:
 def label(at: Settings) -> str:
     """A place in the grid for people: `mutual_information 2, objective EqCo, k 64`."""
     return ", ".join(f"{axis} {shown(value)}" for axis, value in at.items())
+
+
+def on_other(quantity: str, data: str) -> str:
+    """What the numbers are, of other data than a study's own: `top-1, % [on shapes]` for `ImageNet top-1, %`."""
+    for name in ("ImageNet-100 ", "ImageNet ", "STL-10 "):
+        quantity = quantity.removeprefix(name)
+    return f"{quantity} [on {data}]"
 
 
 def in_common(cells: Sequence[Cell]) -> Settings:
@@ -92,15 +101,14 @@ class Table:
             raise KeyError(f"the grid has no cell at {at}")
         return Table([cell for cell, _ in rows], [values for _, values in rows])
 
-    def pairs(self, one: Settings, other: Settings) -> list[tuple[float, float]]:
-        """The values of two cells, for each seed that both have."""
-        (first,), (second,) = self.part(**one).values, self.part(**other).values
-        if missing := [label(at) for at, values in ((one, first), (other, second)) if not values]:
-            raise NotMeasured(f"{' and '.join(missing)} {'has' if len(missing) == 1 else 'have'} no value")
-        found = [(value, second[seed]) for seed, value in first.items() if seed in second]
-        if not found:
-            raise NotMeasured(f"{label(one)} and {label(other)} have no seed in common")
-        return found
+    def seeds(self) -> list[str]:
+        """All that some cell has a value of."""
+        return list(dict.fromkeys(seed for values in self.values for seed in values))
+
+    def with_seeds(self, seeds: Container[str]) -> Table:
+        """The same cells with the values of these seeds alone."""
+        kept = [{seed: value for seed, value in values.items() if seed in seeds} for values in self.values]
+        return Table(self.cells, kept)
 
     def row(self, **at: Any) -> list[float]:
         """The values of a part of the grid."""
@@ -113,23 +121,37 @@ class Table:
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement, and a small function of the table: does it hold (None: the seeds disagree), and what shows it."""
+    """A statement, and a small function of the table of one seed: by how much it holds (zero or less: it does not;
+    None: it does not apply), and what shows it. ours: a margin in it that is not the paper's, such as `2`."""
 
     statement: str
-    check: Callable[[Table], tuple[bool | None, str]]
+    check: Callable[[Table], tuple[float | None, str]]
+    ours: str = ""
+
+    @property
+    def told(self) -> str:
+        return f"{self.statement} (the margin of {self.ours} is ours)" if self.ours else self.statement
 
     def judge(self, table: Table) -> dict[str, str]:
+        """Seed by seed, with the seeds that have all cells which the claim compares: the runs of one seed begin with
+        the same weights and images."""
+        margins: dict[str, float | None] = {}
+        for seed in table.seeds():
+            with suppress(NotMeasured):
+                margins[seed], _ = self.check(table.with_seeds((seed,)))
         try:
-            holds, evidence = self.check(table)
+            _, evidence = self.check(table.with_seeds(margins) if margins else table)
+            if not margins:
+                raise NotMeasured("no seed has all the cells that it compares")
         except NotMeasured as missing:
-            return {"statement": self.statement, "verdict": "not measured", "evidence": str(missing)}
-        verdict = "undecided" if holds is None else "holds" if holds else "does not hold"
-        return {"statement": self.statement, "verdict": verdict, "evidence": evidence}
+            return {"statement": self.told, "verdict": NOT_MEASURED, "evidence": str(missing)}
+        found, certainty = verdict(list(margins.values()))
+        return {"statement": self.told, "verdict": found, "evidence": "; ".join(filter(None, (evidence, certainty)))}
 
 
 @dataclass(frozen=True)
 class Job:
-    """A cell to compute: what was given, and the whole settings it resolves to, whose hash is its address."""
+    """A cell to compute: what was given, and the settings that its number depends on, whose hash is its address."""
 
     given: Settings
     settings: Settings
@@ -162,7 +184,16 @@ class Runner(Protocol):
     def name(self) -> str: ...
 
     def resolve(self, given: Settings) -> Settings:
-        """All settings that the number depends on, as plain JSON values. A mistake is a UsageError."""
+        """The settings that the number depends on, as plain JSON values, without those that have no effect beside the
+        others. A mistake is a UsageError."""
+        ...
+
+    def settled(self, settings: Settings) -> Settings:
+        """The same of settings that were kept with a number, also by a version that kept more of them."""
+        ...
+
+    def explain(self, given: Settings) -> Sequence[tuple[str, str, str]]:
+        """Of every setting of a cell: its name, its value for people, and where it comes from."""
         ...
 
     def takes(self, given: Settings, name: str) -> bool:
@@ -171,6 +202,18 @@ class Runner(Protocol):
 
     def run_of(self, given: Settings) -> str:
         """Names what has to be computed once for several cells, which therefore stay in one part of a study."""
+        ...
+
+    def row_of(self, given: Settings) -> str:
+        """Names the run that a cell is measured on."""
+        ...
+
+    def hours(self, given: Settings) -> float | None:
+        """About how many hours that run takes on one NVIDIA H200; None where nobody knows before it starts."""
+        ...
+
+    def data(self, given: Settings, store: Path) -> Sequence[str]:
+        """The data sets that have to be there to compute a cell, as they are given."""
         ...
 
     def run(self, jobs: Sequence[Job], store: Path, device: str) -> Iterator[Measured | Begun]: ...
@@ -192,6 +235,9 @@ class Study:
     over: str | None = None  # the axis that the lines of its figure run along; None: it is a table
     panels: tuple[str, ...] = ()  # axes whose values have a panel of their own in it
     lines: Callable[[Settings], Sequence[str]] | None = None  # those that a cell is a point of; default: by its place
+    harmless: tuple[str, ...] = ()  # settings that may be changed and the claims still be those of `paper`
+    scale: str | None = None  # of `--scale`; None: the paper's
+    words: Mapping[str, str] = field(default_factory=dict)  # what the paper says of a setting, by its name
 
     def job(self, cell: Cell, given: Settings, seed: int) -> Job:
         """The cell's own settings, under what the user gave for all cells that have such."""
