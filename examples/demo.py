@@ -23,6 +23,7 @@ def judge(what: str | Path) -> tuple[float, float]:
 
 
 def main() -> None:
+    unitsphere.fast_cpu()
     epochs = int(sys.argv[1]) if len(sys.argv) > 1 else None
     started = time.perf_counter()
     shutil.rmtree(RUN, ignore_errors=True)

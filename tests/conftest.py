@@ -17,10 +17,13 @@ import pytest
 import torch
 from PIL import Image
 
+from unitsphere.common.allocator import fast_cpu
 from unitsphere.data.pack import pack
 from unitsphere.data.shapes import shapes
 from unitsphere.studies.study import Table
 from unitsphere.views.policies import Policy
+
+fast_cpu()  # as the command does
 
 SMALL = "--backbone resnet-tiny --image-size 16 --batch-size 16 --queue-size 64 --bn-groups 2 --device cpu".split()
 # Every operation of the views, each for some images and not for others.

@@ -17,6 +17,7 @@ GOOD = {
     "unitsphere": "1", "python": "3.12", "system": "Linux", "cuda": "13", "nvidia_driver": True, "fork": True,
     "packages": dict.fromkeys(["torch", "triton", *EXTRAS], "1"),
     "devices": [{"name": "Card", "memory": 80 * GIB, "free": 79 * GIB, "capability": "9.0", "bf16": True}],
+    "keeps_memory": True,
     "cores": {"machine": 16, "affinity": 16, "given": 16},
     "memory": 64 * GIB,
     "disks": {"working folder": {"folder": "/work", "free": 100 * GIB, "writable": True}},

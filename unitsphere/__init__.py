@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from unitsphere.analysis.analyse import analyse
+    from unitsphere.common.allocator import fast_cpu
     from unitsphere.common.errors import UnitsphereError, UsageError
     from unitsphere.config.config import Config
     from unitsphere.config.fields import Section
@@ -37,6 +38,7 @@ _WHERE = {
     "UnitsphereError": "unitsphere.common.errors",
     "UsageError": "unitsphere.common.errors",
     "StopTraining": "unitsphere.training.hooks",
+    "fast_cpu": "unitsphere.common.allocator",
     "About": "unitsphere.methods.declaration",
     "Method": "unitsphere.methods.declaration",
     "Config": "unitsphere.config.config",
@@ -46,7 +48,7 @@ _WHERE = {
 }
 __all__ = [
     "About", "Config", "Learner", "Method", "Section", "StepOutput", "StopTraining", "UnitsphereError", "UsageError",
-    "__version__", "analyse", "embed", "evaluate", "load_backbone", "load_transform", "pretrain",
+    "__version__", "analyse", "embed", "evaluate", "fast_cpu", "load_backbone", "load_transform", "pretrain",
 ]  # fmt: skip
 
 

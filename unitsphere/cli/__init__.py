@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from unitsphere import __version__
 from unitsphere.cli import analyse, data, doctor, evaluate, pretrain, study
 from unitsphere.cli.command import Parser
+from unitsphere.common.allocator import fast_cpu
 from unitsphere.common.errors import UnitsphereError, UsageError, nearest
 
 CALLED_ELSEWHERE = {
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    fast_cpu()
     parser = build_parser()
     try:
         options, unknown = parser.parse_known_args(words)

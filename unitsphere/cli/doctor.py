@@ -48,6 +48,7 @@ def examine() -> dict[str, Any]:
     from torch import distributed
 
     from unitsphere import __version__
+    from unitsphere.common.allocator import fast_cpu
     from unitsphere.common.machine import free_memory, worker_count
     from unitsphere.data.workers import CAN_FORK
 
@@ -61,6 +62,7 @@ def examine() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "devices": [device(number) for number in range(torch.cuda.device_count())],
         "nvidia_driver": Path("/proc/driver/nvidia/version").exists(),
+        "keeps_memory": fast_cpu(),
         "cores": {"machine": os.cpu_count(), "affinity": affinity, "given": worker_count()},
         "memory": free_memory(torch.device("cpu")),
         "disks": {name: disk(folder) for name, folder in folders().items()},
@@ -155,6 +157,7 @@ def describe(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("packages", ", ".join(needed)),
         ("extras", ", ".join(extras)),
         *((f"cuda:{number}", describe_device(each)) for number, each in enumerate(facts["devices"])),
+        ("allocator", "freed memory stays with the process" if facts["keeps_memory"] else "freed memory is given back"),
         ("cores", f"{cores['given']} given to this process, of {cores['machine']} of the machine"),
         ("memory", f"{facts['memory'] / GIB:.1f} GiB free"),
         *(("disk", describe_disk(name, each)) for name, each in facts["disks"].items()),
