@@ -230,8 +230,8 @@ def test_what_the_parts_of_a_method_differ_in_is_told_whole_and_settled_by_what_
     with pytest.raises(UsageError) as refused:
         resolve(given(method="simclr+mochi", data="imagenet=x"))
     said = str(refused.value).splitlines()[1:]
-    assert said[0].strip() == "head (simclr: mlp-bn, mochi: mlp): give --head"
-    assert [line.split()[0] for line in said] == ["head", "temperature", "views", "bn_groups"]
+    assert said[0].strip() == "head (simclr: mlp-bn-bn, mochi: mlp): give --head"
+    assert [line.split()[0] for line in said] == ["head", "temperature", "views"]
     with pytest.raises(UsageError, match="temperature") as refused:
         resolve(given(method="simclr+mochi", data="imagenet=x", head="mlp"))
     assert "--head" not in str(refused.value)

@@ -188,3 +188,20 @@ def test_msbregs_table_5_is_the_supplements():
     assert {tuple(cell.at.values()): cell.paper for cell in study.cells} == wanted
     assert len(study.cells) == len(wanted) == 60
     assert study.runner.base["epochs"] == 300  # section 5
+
+
+def test_baselines_are_like_for_like_by_default():
+    """The released codes' choices, the same for a method and its baseline."""
+
+    def of(method, data="imagenet=x", **fields):
+        return resolve(Layer("test", {"method": method, "data": data, **fields})).config
+
+    for data in ("imagenet=x", "imagenet100=x", "cifar10=x"):
+        assert of("mochi", data).bn_groups == of("moco-v2", data).bn_groups == 8
+        assert of("mochi", data).zero_init_residual == of("moco-v2", data).zero_init_residual is False
+        assert of("jcl", data).keys == of("jcl-vanilla", data).keys == (5 if data == "imagenet100=x" else 4)
+        for method in ("simclr", "byol", "msbreg", "simo"):
+            assert of(method, data).zero_init_residual
+        assert of("simclr", data).head == of("simo", data).head == "mlp-bn-bn"
+        assert of("simo", data).shared_draw
+    assert of("eqco", "imagenet100=x").alpha == of("moco-v2", "imagenet100=x").queue_size == 16384

@@ -47,7 +47,7 @@ def test_what_has_no_effect_is_no_part_of_an_address(one, other):
         (QUEUE, {**QUEUE, "queue_size": 2048}),
         (QUEUE, {**QUEUE, "alpha": 65536.0}),
         (BATCH, {**BATCH, "negatives": 254}),
-        ({**BATCH, "negatives": 16}, {**BATCH, "negatives": 16, "shared_draw": True}),
+        ({**BATCH, "negatives": 16}, {**BATCH, "negatives": 16, "shared_draw": False}),
         (QUEUE, {**QUEUE, "keys": 2}),
     ],
 )

@@ -15,6 +15,7 @@ BYOL_DEFAULTS: Patch = {
     "key_momentum": 0.99,
     "momentum_schedule": "cosine",
     "bn_groups": 1,
+    "zero_init_residual": True,  # as in the released code
     "optimizer": "lars",
     "base_lr": 0.3,
     "weight_decay": 1e-6,

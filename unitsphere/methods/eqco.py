@@ -14,6 +14,7 @@ EQCO = About(
     defaults={**MOCO_V2, "negatives": 256, "alpha": 65536},
     recipes={
         **small("moco-v2-small", negatives=64, alpha=4096),
+        "imagenet100": {"alpha": 16384},  # the queue of that recipe
         "shapes": {"views": "moco-v2-small", "negatives": 64, "alpha": 1024},
     },
 )

@@ -13,7 +13,8 @@ SIMCLR = About(
     paper="Chen et al., ICML 2020; with SGD, as in EqCo 2.3",
     needs="2 views, a large batch; no labels",
     defaults={
-        "head": "mlp-bn",
+        "head": "mlp-bn-bn",  # as in the released codes: a norm after each layer, the last included
+        "zero_init_residual": True,
         "temperature": 0.1,
         "views": "simclr",
         "key_encoder": "online",

@@ -18,6 +18,7 @@ SIMO = About(
         "views": "moco-v2",
         "negatives_from": "batch",
         "alpha": 256,
+        "shared_draw": True,  # as in the released code, where fewer negatives than the batch has are asked for
         "bn_groups": 1,
         "zero_init_residual": True,
         **LONG_COSINE,

@@ -34,8 +34,9 @@ class Comparison(NamedTuple):
 class NegativeSource:
     """Settings of the negatives, and how they are chosen.
 
-    count: how many of the negatives at hand a query meets, drawn for each query, or with shared_draw once a step for
-    all; None: all. both_views: negatives of the batch are of both views (2N - 2), and not of the key's alone (N - 1).
+    count: how many of the negatives at hand a query meets; None: all. They are drawn for each query, or with
+    shared_draw once a step for all; then a query whose own key is among them takes one other. both_views: negatives of
+    the batch are of both views (2N - 2), and not of the key's alone (N - 1).
     oracle: negatives of the query's own class, which only labels can tell, do not count. normalise_mean: the mean of an
     image's keys is normalised again before it serves as a negative.
     """
@@ -85,10 +86,9 @@ class NegativeSource:
         if self.count is None or self.count >= at_hand:
             return vectors, mask
         assert draw_seed is not None
-        if self.shared_draw:  # a query that may not have one of the drawn has one fewer
-            drawn = lowest(lots(draw_seed, torch.zeros_like(rows[:1]), len(vectors)), self.count)
-            return vectors, drawn.expand(len(rows), -1) if mask is None else drawn & mask
-        tickets = lots(draw_seed, rows, len(vectors))
+        # Each query takes the lowest of its tickets, or with one draw for all, of the same tickets. So each has as many
+        # negatives, as in SiMo's released code.
+        tickets = lots(draw_seed, torch.zeros_like(rows) if self.shared_draw else rows, len(vectors))
         if mask is None:
             return vectors, lowest(tickets, self.count)
         return vectors, lowest(tickets.masked_fill(~mask, 2**62), self.count) & mask
