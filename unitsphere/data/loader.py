@@ -57,15 +57,16 @@ class Loader:
         self.images = images
         self.channels, self.depth, self.reduce_to = channels, depth, reduce_to
         self.device = torch.device(device)
+        self.count = len(images.names)
         self.workers = workers or worker_count()
         self.processes = CAN_FORK and (self._are_encoded() if processes is None else processes)
-        self._broken = BrokenImages(images.name, len(images), max_broken)
+        self._broken = BrokenImages(images.name, self.count, max_broken)
         self.resident = self._fits() if resident is None else resident
         if self.resident:
             self._canvas, self._delivered, self._place = self._decode_all(progress)
 
     def __len__(self) -> int:
-        return len(self.images)
+        return self.count
 
     @property
     def broken(self) -> dict[str, str]:
@@ -134,8 +135,8 @@ class Loader:
 
     def _good(self, index: int) -> int:
         """The first image from this one on that is not known to be broken."""
-        for step in range(len(self.images)):
-            candidate = (index + step) % len(self.images)
+        for step in range(self.count):
+            candidate = (index + step) % self.count
             if candidate not in self._broken:
                 return candidate
         raise self._broken.error()
@@ -161,7 +162,7 @@ class Loader:
 
     def _are_encoded(self) -> bool:
         """Whether there are many images and they are files' contents: judged from the first that can be read."""
-        if len(self.images) < MANY:
+        if self.count < MANY:
             return False
         for index in range(SAMPLE):
             try:
@@ -172,7 +173,7 @@ class Loader:
 
     def _fits(self) -> bool:
         """Whether all images, decoded, stay within the budget: judged from a sample."""
-        count = len(self.images)
+        count = self.count
         sample = evenly(count, SAMPLE).tolist()
         with decoding(self._decode, self.workers, processes=False) as submit:
             decoded = [submit(self._decode_part, [index]) for index in sample]
@@ -184,7 +185,7 @@ class Loader:
 
     def _decode_all(self, progress: Callable[[int, int], None] | None) -> tuple[Canvas, Tensor, Tensor]:
         """The good images on the device; for each index the index delivered, and its place on the canvas."""
-        count = len(self.images)
+        count = self.count
         good: list[int] = []
 
         def decoded(submit: Submit) -> Iterator[Canvas]:
@@ -205,7 +206,9 @@ class Loader:
                 raise self._broken.error()
 
         with self._decoding() as submit:
-            canvas = gathered(decoded(submit), count).to(self.device)
+            canvas = gathered(decoded(submit), count)
+        if self.device.type != "cpu":
+            canvas = canvas.to(self.device)
         place = np.searchsorted(good, np.arange(count)) % len(good)  # past the last good one: the first
         return canvas, torch.tensor(good)[place], torch.from_numpy(place)
 

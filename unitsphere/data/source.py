@@ -129,12 +129,12 @@ def refuse_unnamed_source(data: Any, named_now: Any) -> None:
 
 def _splits_of_text(text: str) -> Splits:
     name, equals, argument = text.partition("=")
-    if (names_code(name) and not Path(text).exists()) or (name not in NAMED and name in installed_names(SOURCES)):
-        return _splits_of_outside(name, argument or None)
     if name in NAMED:
         if equals and not argument:
             raise UsageError(f"Nothing follows the = in {text!r}.")
         return named_splits(name, argument or None)
+    if not Path(text).exists() and (names_code(name) or name in installed_names(SOURCES)):
+        return _splits_of_outside(name, argument or None)
     path = Path(text).expanduser()
     if shards := _shard_splits(path, text):
         return shards

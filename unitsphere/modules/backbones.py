@@ -166,7 +166,7 @@ def timm_backbone(name: str, channels: int, pretrained: bool = False) -> nn.Modu
 
 def refuse_unnamed_code(name: str, named_now: str | None) -> None:
     """Refuse a backbone that is code of a module, unless the user names it in this call."""
-    if names_code(name) and not name.startswith("timm:") and name != named_now:
+    if ":" in name and names_code(name) and not name.startswith("timm:") and name != named_now:
         raise UsageError(
             f"backbone: {name} is code of a module, and a file names it. Nothing is imported unless you name it "
             f"yourself: --backbone {name} (backbone={name!r} in Python). Without it, build the module and give it to "
