@@ -177,7 +177,7 @@ class Loader:
         sample = evenly(count, SAMPLE).tolist()
         with decoding(self._decode, self.workers, processes=False) as submit:
             decoded = [submit(self._decode_part, [index]) for index in sample]
-            sizes = [canvas.nbytes for _, canvas in (future.result() for future in decoded) if canvas is not None]
+            sizes = [canvas.pixels.nbytes for _, canvas in (future.result() for future in decoded) if canvas is not None]
         if not sizes:
             return False
         expected = sum(sizes) / len(sizes) * count
