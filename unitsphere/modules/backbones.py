@@ -14,6 +14,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.common.extras import require
 from unitsphere.common.outside import load_named, names_code
+from unitsphere.modules.fused_blocks import fuse_norms
 from unitsphere.modules.names import BACKBONES, BUILT_IN, TINY, WIDE, check_backbone
 
 
@@ -140,7 +141,7 @@ def build_backbone(
         backbone = wide_resnet50(WIDE[name], channels, stem)
     else:
         backbone = torchvision_backbone(name, channels, stem)
-    return start_at_the_shortcuts(backbone) if zero_init_residual else backbone
+    return fuse_norms(start_at_the_shortcuts(backbone) if zero_init_residual else backbone)
 
 
 def start_at_the_shortcuts(backbone: nn.Module) -> nn.Module:

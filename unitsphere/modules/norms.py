@@ -134,7 +134,7 @@ def part_batch_norms(module: nn.Module, groups: int, batches: int = 1) -> None:
         raise UsageError(f"bn_groups: given {groups}, but the networks have no BatchNorm to group. Use --bn-groups 1.")
     if groups > 1 and groups * batches == ranks:
         return
-    if other := next((norm for norm in norms if not _is_plain(norm)), None):
+    if other := next((norm for norm in norms if not is_plain(norm)), None):
         raise UsageError(
             f"bn_groups: {groups} on {ranks} processes, but the networks have a {type(other).__name__} whose "
             "statistics can be neither grouped nor synchronised. Use plain BatchNorm, or --bn-groups 1 on one process."
@@ -155,7 +155,7 @@ def split_groups(module: nn.Module, passes: int, *, batches: int = 1) -> None:
                 groups = norm.groups // batches
                 raise UsageError(f"key_chunks: given {passes}; it must divide the {groups} groups of the norms.")
             norm.groups //= passes
-        elif passes > 1 and world() > 1 and (_is_plain(norm) or isinstance(norm, SynchronisedBatchNorm)):
+        elif passes > 1 and world() > 1 and (is_plain(norm) or isinstance(norm, SynchronisedBatchNorm)):
             have = "all images" if isinstance(norm, SynchronisedBatchNorm) else "all images of a process"
             raise UsageError(
                 f"key_chunks: given {passes} on {world()} processes, but norms take their statistics from {have}. In "
@@ -206,7 +206,7 @@ def replace_batch_norms(module: nn.Module, make: Callable[..., nn.Module]) -> No
     """Replace every BatchNorm inside by make(features, eps=, momentum=) with the same parameters and buffers, in
     place. Relatives of BatchNorm, and those without parameters or statistics, stay."""
     for parent, name, norm in batch_norms(module):
-        if _is_plain(norm):
+        if is_plain(norm):
             other = make(norm.num_features, eps=norm.eps, momentum=norm.momentum)
             other.load_state_dict(norm.state_dict())
             setattr(parent, name, other)
@@ -226,5 +226,5 @@ def is_batch_norm(module: nn.Module) -> TypeGuard[BatchNorm]:
     return type(module) is nn.BatchNorm1d or type(module) is nn.BatchNorm2d
 
 
-def _is_plain(module: nn.Module) -> TypeGuard[BatchNorm]:
+def is_plain(module: nn.Module) -> TypeGuard[BatchNorm]:
     return is_batch_norm(module) and module.affine and module.track_running_stats and module.momentum is not None

@@ -1,0 +1,100 @@
+"""The blocks of the built-in ResNets, with the norm, the residual sum and the ReLU of each as one operation.
+
+On a CUDA device in training, that operation is one kernel (`norm_kernels.py`). Everywhere else it is the modules one
+after the other, as torchvision has them. Parameters and their names are the same.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+
+from unitsphere.common.devices import TRITON
+from unitsphere.modules.norms import GroupedBatchNorm, is_plain
+
+# For comparisons: "off" never uses the kernels, "plain" only without a compiler, "all" always.
+KERNELS = os.environ.get("UNITSPHERE_NORM_KERNELS", "plain")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def norm_act(norm: nn.Module, x: Tensor, act: nn.Module | None = None, residual: Tensor | None = None) -> Tensor:
+    """The norm of x, plus the residual, through the ReLU. All but x and the norm may be missing."""
+    if has_kernel(norm, x, residual):
+        from unitsphere.modules.norm_kernels import norm as fused
+
+        norm = cast(nn.BatchNorm2d, norm)
+        running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+        groups = norm.groups if isinstance(norm, GroupedBatchNorm) else 1
+        return fused(x, norm.weight, norm.bias, residual, *running, groups, norm.momentum, norm.eps, act is not None)
+    out = norm(x)
+    if residual is not None:
+        out += residual
+    return out if act is None else act(out)
+
+
+def has_kernel(norm: nn.Module, x: Tensor, residual: Tensor | None) -> bool:
+    """Whether the kernels compute this norm: batch statistics of whole groups, on a CUDA device."""
+    if KERNELS == "off" or (torch.compiler.is_compiling() and KERNELS != "all"):
+        return False
+    if not (TRITON and x.is_cuda and norm.training and (isinstance(norm, GroupedBatchNorm) or is_plain(norm))):
+        return False
+    groups = norm.groups if isinstance(norm, GroupedBatchNorm) else 1
+    same = residual is None or (residual.dtype == x.dtype and residual.shape == x.shape)
+    enough = len(x) % groups == 0 and x.numel() // x.shape[1] > groups
+    return same and enough and x.dtype in DTYPES and cast(nn.BatchNorm2d, norm).weight.dtype == torch.float32
+
+
+class FusedBasicBlock(BasicBlock):
+    def forward(self, x: Tensor) -> Tensor:
+        out = norm_act(self.bn1, self.conv1(x), self.relu)
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return norm_act(self.bn2, self.conv2(out), self.relu, shortcut)
+
+
+class FusedBottleneck(Bottleneck):
+    def forward(self, x: Tensor) -> Tensor:
+        out = norm_act(self.bn1, self.conv1(x), self.relu)
+        out = norm_act(self.bn2, self.conv2(out), self.relu)
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return norm_act(self.bn3, self.conv3(out), self.relu, shortcut)
+
+
+class FusedSequential(nn.Sequential):
+    """A norm and the ReLU that follows it are one operation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        modules = list(self)
+        while modules:
+            module = modules.pop(0)
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                act = modules.pop(0) if modules and isinstance(modules[0], nn.ReLU) else None
+                x = norm_act(module, x, act)
+            else:
+                x = module(x)
+        return x
+
+
+class FusedResNet(ResNet):
+    def _forward_impl(self, x: Tensor) -> Tensor:
+        x = self.maxpool(norm_act(self.bn1, self.conv1(x), self.relu))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(torch.flatten(self.avgpool(x), 1))
+
+
+FUSED: dict[type, type] = {
+    BasicBlock: FusedBasicBlock,
+    Bottleneck: FusedBottleneck,
+    nn.Sequential: FusedSequential,
+    ResNet: FusedResNet,
+}
+
+
+def fuse_norms(backbone: nn.Module) -> nn.Module:
+    """Let the blocks inside do a norm and what follows it at once, in place."""
+    for module in backbone.modules():
+        module.__class__ = FUSED.get(type(module), type(module))
+    return backbone
