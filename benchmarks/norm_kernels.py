@@ -151,20 +151,15 @@ def measure(case: Case, device: torch.device, *, plain: bool = True) -> dict[str
 
 def tune(device: torch.device, cases: list[Case]) -> Iterator[dict[str, Any]]:
     """Every case with other shapes of the work. Those that need a compilation come outermost."""
-    compiled = [
-        (8192, 64, 8),
-        (4096, 64, 4),
-        (8192, 64, 4),
-        (4096, 64, 8),
-        (8192, 128, 8),
-        (4096, 32, 4),
-        (2048, 64, 4),
-    ]
+    compiled = [  # values, columns, warps, stages
+        (4096, 64, 8, 3), (8192, 64, 8, 1), (4096, 64, 8, 1), (2048, 64, 4, 4), (4096, 64, 4, 3), (8192, 64, 8, 3),
+        (4096, 128, 8, 3), (4096, 32, 8, 3),
+    ]  # fmt: skip
     free = [(528, 32, 20), (264, 32, 20), (1056, 32, 20), (528, 16, 20), (528, 64, 20), (528, 32, 10), (528, 32, 30)]
-    for (values, columns, warps), (programs, share, cache) in itertools.product(compiled, free):
-        if (programs, share, cache) != free[0] and (values, columns, warps) not in compiled[:2]:
-            continue
-        kernels.FORWARD = kernels.BACKWARD = Shape(values, columns, warps, programs, share, cache)
+    for number, (tiles, (programs, share, cache)) in enumerate(itertools.product(compiled, free)):
+        if number >= len(free) and number % len(free):
+            continue  # the first with each division of the work, the others with the first
+        kernels.FORWARD = kernels.BACKWARD = Shape(*tiles, programs, share, cache)
         for case in cases:
             yield {"case": case._asdict(), "shape": list(kernels.FORWARD), **measure(case, device, plain=False)}
 
