@@ -152,40 +152,46 @@ def _forward(  # type: ignore[no-untyped-def]
     statistics += group * 3 * C
     begin = group.to(tl.int64) * rows + part * share
     count = tl.minimum(share, rows - part * share)
-    lines = tl.arange(0, BLOCK_P)
+    lines = tl.arange(0, BLOCK_P)[:, None]
     if second:
         scale = tl.load(weight + columns, mask=within, other=0.0)
         shift = tl.load(bias + columns, mask=within, other=0.0)
         _wait(own, shares)
         mean = tl.load(statistics + columns, mask=within, other=0.0, cache_modifier=".cg")
         scale *= tl.load(statistics + C + columns, mask=within, other=0.0, cache_modifier=".cg")
+        x += begin * C
+        y += begin * C
+        bytes_ = tl.cdiv(C, 8)
+        eights = block * (BLOCK_C // 8) + tl.arange(0, BLOCK_C // 8)[None, :]
+        if residual is not None:
+            residual += begin * C
+        if signs is not None:
+            signs += begin * bytes_
         for start in tl.range(0, count, BLOCK_P, num_stages=STAGES):
             here = start + lines
-            mask = (here < count)[:, None] & within[None, :]
-            at = here[:, None] * C + columns[None, :]
-            value = tl.load(x + begin * C + at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+            at = here * C + columns[None, :]
+            held = (here < count) & within[None, :]
+            value = tl.load(x + at, mask=held, other=0.0, eviction_policy="evict_first").to(tl.float32)
             value = (value - mean[None, :]) * scale[None, :] + shift[None, :]
             if residual is not None:
-                value += tl.load(residual + begin * C + at, mask=mask, other=0.0).to(tl.float32)
+                value += tl.load(residual + at, mask=held, other=0.0).to(tl.float32)
             if signs is not None:
                 packed = tl.reshape((value > 0).to(tl.int32), (BLOCK_P, BLOCK_C // 8, 8))
                 packed = tl.sum(packed << tl.arange(0, 8)[None, None, :], 2).to(tl.uint8)
-                bytes_ = block * (BLOCK_C // 8) + tl.arange(0, BLOCK_C // 8)
-                held = (here < count)[:, None] & (bytes_ < tl.cdiv(C, 8))[None, :]
-                where = begin * tl.cdiv(C, 8) + here[:, None] * tl.cdiv(C, 8) + bytes_[None, :]
-                tl.store(signs + where, packed, mask=held)
+                tl.store(signs + here * bytes_ + eights, packed, mask=(here < count) & (eights < bytes_))
             if RELU:
                 value = tl.where(value < 0, 0.0, value)  # NaN stays
-            tl.store(y + begin * C + at, value.to(y.dtype.element_ty), mask=mask)
+            tl.store(y + at, value.to(y.dtype.element_ty), mask=held)
     else:
         origin = tl.load(x + group.to(tl.int64) * rows * C + columns, mask=within, other=0.0).to(tl.float32)
         total = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
         squares = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+        x += begin * C
         for start in tl.range(0, count, BLOCK_P, num_stages=STAGES):
             here = start + lines
-            mask = (here < count)[:, None] & within[None, :]
-            value = tl.load(x + begin * C + here[:, None] * C + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-            value = tl.where(mask, value - origin[None, :], 0.0)
+            held = (here < count) & within[None, :]
+            value = tl.load(x + here * C + columns[None, :], mask=held, other=0.0).to(tl.float32)
+            value = tl.where(held, value - origin[None, :], 0.0)
             total += value
             squares += value * value
         partials += group * shares * (2 * C)
@@ -213,17 +219,18 @@ def _forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _masked(gradient, centred, scale, shift, signs, where, held, RELU: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The gradient where y was positive."""
+def _read(x, gradient, signs, mean, scale, shift, at, held, bits, held_bits, RELU: tl.constexpr):  # type: ignore[no-untyped-def]
+    """x less its mean, and the gradient where y was positive."""
+    centred = tl.load(x + at, mask=held, other=0.0).to(tl.float32) - mean[None, :]
+    given = tl.load(gradient + at, mask=held, other=0.0).to(tl.float32)
     if RELU:
         if signs is not None:
-            packed = tl.load(signs + where, mask=held, other=0).to(tl.int32)
-            bits = (packed[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
-            positive = tl.reshape(bits, gradient.shape) != 0
+            packed = tl.load(signs + bits, mask=held_bits, other=0).to(tl.int32)
+            positive = tl.reshape((packed[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1, given.shape) != 0
         else:
             positive = centred * scale[None, :] + shift[None, :] > 0
-        gradient = tl.where(positive, gradient, 0.0)
-    return gradient
+        given = tl.where(positive, given, 0.0)
+    return centred, given
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
@@ -264,38 +271,49 @@ def _backward(  # type: ignore[no-untyped-def]
     sums += group * 2 * C
     begin = group.to(tl.int64) * rows + part * share
     count = tl.minimum(share, rows - part * share)
-    lines = tl.arange(0, BLOCK_P)
-    bytes_ = block * (BLOCK_C // 8) + tl.arange(0, BLOCK_C // 8)
+    x += begin * C
+    gradient += begin * C
+    bytes_ = tl.cdiv(C, 8)
+    if signs is not None:
+        signs += begin * bytes_
+    lines = tl.arange(0, BLOCK_P)[:, None]
+    eights = block * (BLOCK_C // 8) + tl.arange(0, BLOCK_C // 8)[None, :]
     mean = tl.load(statistics + columns, mask=within, other=0.0)
     inverse = tl.load(statistics + C + columns, mask=within, other=0.0)
     scale = inverse * tl.load(weight + columns, mask=within, other=0.0)
     shift = tl.load(bias + columns, mask=within, other=0.0)
-    total = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
-    product = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
-    less = tl.zeros((BLOCK_C,), tl.float32)
-    slope = tl.zeros((BLOCK_C,), tl.float32)
     if second:
         _wait(own, shares)
         less = tl.load(sums + columns, mask=within, other=0.0, cache_modifier=".cg") / rows
         slope = tl.load(sums + C + columns, mask=within, other=0.0, cache_modifier=".cg") / rows * inverse
-    for start in tl.range(0, count, BLOCK_P, num_stages=STAGES):
-        here = start + lines
-        mask = (here < count)[:, None] & within[None, :]
-        at = begin * C + here[:, None] * C + columns[None, :]
-        where = begin * tl.cdiv(C, 8) + here[:, None] * tl.cdiv(C, 8) + bytes_[None, :]
-        held = (here < count)[:, None] & (bytes_ < tl.cdiv(C, 8))[None, :]
-        centred = tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean[None, :]
-        given = tl.load(gradient + at, mask=mask, other=0.0).to(tl.float32)
-        given = _masked(given, centred, scale, shift, signs, where, held, RELU)
-        if second:
+        into += begin * C
+        if into_residual is not None:
+            into_residual += begin * C
+        for start in tl.range(0, count, BLOCK_P, num_stages=STAGES):
+            here = start + lines
+            at = here * C + columns[None, :]
+            held = (here < count) & within[None, :]
+            held_bits = (here < count) & (eights < bytes_)
+            centred, given = _read(
+                x, gradient, signs, mean, scale, shift, at, held, here * bytes_ + eights, held_bits, RELU
+            )
             found = scale[None, :] * (given - less[None, :] - centred * slope[None, :])
-            tl.store(into + at, found.to(into.dtype.element_ty), mask=mask)
+            tl.store(into + at, found.to(into.dtype.element_ty), mask=held)
             if into_residual is not None:
-                tl.store(into_residual + at, given.to(into_residual.dtype.element_ty), mask=mask)
-        else:
+                tl.store(into_residual + at, given.to(into_residual.dtype.element_ty), mask=held)
+    else:
+        total = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+        product = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+        for start in tl.range(0, count, BLOCK_P, num_stages=STAGES):
+            here = start + lines
+            at = here * C + columns[None, :]
+            held = (here < count) & within[None, :]
+            held_bits = (here < count) & (eights < bytes_)
+            centred, given = _read(
+                x, gradient, signs, mean, scale, shift, at, held, here * bytes_ + eights, held_bits, RELU
+            )
             total += given
             product += given * centred
-    if not second:
         partials += group * shares * (2 * C)
         tl.store(partials + part * (2 * C) + columns, tl.sum(total, 0), mask=within)
         tl.store(partials + part * (2 * C) + C + columns, tl.sum(product, 0) * inverse, mask=within)
