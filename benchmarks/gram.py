@@ -32,8 +32,6 @@ EPS = 1e-5
 def _cross(
     x,
     other,
-    out,
-    masked,
     partials,
     column_sums,
     P,
@@ -45,7 +43,7 @@ def _cross(
     BLOCK_N: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """x' other over one share of the rows, and the column sums of x. out: x counts only where it is positive."""
+    """x' other over one share of the rows, and the column sums of x."""
     part, i, j = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if SYMMETRIC and i > j:
         return
@@ -60,10 +58,6 @@ def _cross(
         here = (start + lines < count)[:, None]
         at = begin * M + (start + lines)[:, None] * M + m[None, :]
         a = tl.load(x + at, mask=here, other=0.0)
-        if out is not None:
-            a = tl.where(tl.load(out + at, mask=here, other=0.0) > 0, a, 0.0)
-            if j == 0:
-                tl.store(masked + at, a, mask=here)
         b = tl.load(other + begin * N + (start + lines)[:, None] * N + n[None, :], mask=here, other=0.0)
         product = tl.dot(tl.trans(a), b, product)
         total += tl.sum(a.to(tl.float32), 0)
@@ -72,28 +66,52 @@ def _cross(
         tl.store(column_sums + part * M + m, total)
 
 
-def cross(x: Tensor, other: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """x' other (M, N) and the sums of x's columns (M,) in float32; x, where out is positive, else 0."""
-    (pixels, m), n = x.shape, other.shape[1]
-    block_m, block_n, block_p = min(m, 128), min(n, 128), 64
-    tiles = (m // block_m, n // block_n)
-    parts = max(1, min(2 * 132 // (tiles[0] * tiles[1]), pixels // 256))
+def cross(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x' x (M, M) and the sums of x's columns (M,) in float32."""
+    pixels, m = x.shape
+    block, block_p = min(m, 128), 64
+    tiles = m // block
+    parts = max(1, min(4 * 132 // (tiles * (tiles + 1)), pixels // 256))
     share = triton.cdiv(triton.cdiv(pixels, parts), block_p) * block_p
     parts = triton.cdiv(pixels, share)
-    symmetric = other is x
-    make = torch.zeros if symmetric else torch.empty
-    partials = make(parts, m, n, device=x.device)
-    sums = torch.empty(parts, m, device=x.device)
-    masked = x if out is None else torch.empty_like(x)
-    _cross[parts, *tiles](
-        x, other, out, masked, partials, sums, pixels, share, M=m, N=n, SYMMETRIC=symmetric, BLOCK_M=block_m,
-        BLOCK_N=block_n, BLOCK_P=block_p, num_warps=8 if block_m * block_n > 8192 else 4, num_stages=3,
+    partials, sums = torch.zeros(parts, m, m, device=x.device), torch.empty(parts, m, device=x.device)
+    _cross[parts, tiles, tiles](
+        x, x, partials, sums, pixels, share, M=m, N=m, SYMMETRIC=True, BLOCK_M=block, BLOCK_N=block, BLOCK_P=block_p,
+        num_warps=8 if block > 64 else 4, num_stages=3,
     )  # fmt: skip
     product = partials.sum(0)
-    if symmetric and tiles[0] > 1:  # the tiles below the diagonal
-        rows = torch.arange(m, device=x.device) // block_m
+    if tiles > 1:  # the tiles below the diagonal
+        rows = torch.arange(m, device=x.device) // block
         product = torch.where(rows[:, None] <= rows[None, :], product, product.T)
-    return product, sums.sum(0), masked
+    return product, sums.sum(0)
+
+
+@triton.jit
+def _mask(gradient, out, masked, sums, P, share, O: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_O: tl.constexpr):  # noqa: E741
+    """The gradient where out is positive, and the sums of its columns over a share of the rows."""
+    columns = tl.program_id(1) * BLOCK_O + tl.arange(0, BLOCK_O)
+    first = tl.program_id(0).to(tl.int64) * share
+    count = tl.minimum(share, P - first).to(tl.int32)
+    total = tl.zeros((BLOCK_P, BLOCK_O), tl.float32)
+    for start in tl.range(0, count, BLOCK_P, num_stages=3):
+        here = start + tl.arange(0, BLOCK_P)[:, None]
+        at = here * O + columns[None, :]
+        given = tl.load(gradient + first * O + at, mask=here < count, other=0.0)
+        given = tl.where(tl.load(out + first * O + at, mask=here < count, other=0.0) > 0, given, 0.0)
+        tl.store(masked + first * O + at, given, mask=here < count)
+        total += given.to(tl.float32)
+    tl.store(sums + tl.program_id(0) * O + columns, tl.sum(total, 0))
+
+
+def mask(gradient: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient (P, O) where out is positive, and the sums of its columns (O,)."""
+    pixels, outputs = out.shape
+    parts = max(1, min(4 * 132 * 64 // outputs, pixels // 64))
+    share = triton.cdiv(triton.cdiv(pixels, parts), 64) * 64
+    parts = triton.cdiv(pixels, share)
+    masked, sums = torch.empty_like(gradient), torch.empty(parts, outputs, device=out.device)
+    _mask[parts, outputs // 64](gradient, out, masked, sums, pixels, share, O=outputs, BLOCK_P=64, BLOCK_O=64)
+    return masked, sums.sum(0)
 
 
 @triton.jit
@@ -134,10 +152,10 @@ def product(a: Tensor, w: Tensor, shift: Tensor, residual: Tensor, relu: bool) -
     """relu(a w' + shift + residual); a (P, K), w (O, K), shift (O,) float32, residual (P, O)."""
     (pixels, k), outputs = a.shape, len(w)
     out = torch.empty_like(residual)
-    block_o, block_p, block_k = min(outputs, 128), 128, 64
+    block_o, block_p, block_k = 64, 128, 64
     _product[triton.cdiv(pixels, block_p) * (outputs // block_o),](
         a, w, shift, residual, out, pixels, K=k, O=outputs, RELU=relu, BLOCK_P=block_p, BLOCK_O=block_o,
-        BLOCK_K=block_k, num_warps=8, num_stages=3,
+        BLOCK_K=block_k, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
 
@@ -153,7 +171,7 @@ def scaled(moment: Tensor, mean: Tensor, weight: Tensor, gain: Tensor, bias: Ten
 class Gram(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, weight: Tensor, gain: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
-        moment, mean, _ = cross(a, a)
+        moment, mean = cross(a)
         small = [moment / len(a), mean / len(a), weight, gain, bias]
         with torch.enable_grad():
             small = [each.detach().requires_grad_() for each in small]
@@ -166,7 +184,8 @@ class Gram(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
         a, out = ctx.saved_tensors
-        into_folded, into_shift, masked = cross(gradient, a, out)
+        masked, into_shift = mask(gradient, out)
+        into_folded = (masked.T @ a).float()
         folded = ctx.folded[0].detach().to(a.dtype)
         through = masked @ folded  # (P, K)
         moment, mean, *others = torch.autograd.grad(ctx.folded, ctx.small, (into_folded, into_shift), retain_graph=True)
@@ -240,9 +259,10 @@ def parts_of(
     square = torch.eye(a.shape[1], device=device).bfloat16()
     zeros = torch.zeros(a.shape[1], device=device)
     work: dict[str, Callable[[], Any]] = {
-        "moments": lambda: cross(a, a),
+        "moments": lambda: cross(a),
         "product": lambda: product(a, half, small[2], residual, True),
-        "gradient of weights": lambda: cross(gradient, a, out),
+        "mask": lambda: mask(gradient, out),
+        "gradient of weights": lambda: gradient.T @ a,
         "through": lambda: gradient @ half,
         "gradient of a": lambda: product(a, square, zeros, a, False),
     }

@@ -116,7 +116,15 @@ def main() -> None:
     parser.add_argument("--without", nargs="+", default=[], metavar="WORD", help="rows with none of these")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="a toy network: to try the command, not to measure")
+    parser.add_argument("--shape", type=float, nargs="+", help="of the norm kernels' work, in place of their own")
     options = parser.parse_args()
+    if options.shape:
+        from unitsphere.modules import norm_kernels
+
+        fields = [
+            kind(value) for kind, value in zip((int, int, int, int, int, float, float), options.shape, strict=False)
+        ]
+        norm_kernels.FORWARD = norm_kernels.BACKWARD = norm_kernels.Shape(*fields)
     device = torch.device(options.device)
     results = Results(options.json, device, options.only)
     results.section("step", "MoCo v2, ResNet-50 at 224, batch 256; ResNet-18 at 32, batch 512")

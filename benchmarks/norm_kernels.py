@@ -50,7 +50,11 @@ RESNET18 = [
     for residual in (False, True)
 ]
 TINY = [Case(4, 16, 5), Case(4, 16, 5, 2, True)]
-TUNED = [Case(1024, 64, 32, 16), Case(512, 64, 32), Case(256, 256, 56, 1, True), Case(256, 1024, 14), Case(512, 512, 4)]
+TUNED = [
+    Case(1024, 64, 32, 16), Case(512, 64, 32, 1, True), Case(512, 128, 16, 8), Case(512, 512, 4),
+    Case(1024, 512, 4, 16),
+    Case(256, 256, 56, 1, True), Case(256, 64, 112), Case(256, 1024, 14, 1, True), Case(256, 64, 56),
+]  # fmt: skip
 
 
 def replayed(work: Callable[[], Any], device: torch.device) -> float:
@@ -68,7 +72,7 @@ def replayed(work: Callable[[], Any], device: torch.device) -> float:
             work()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
+    with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
         work()
     return do_bench(graph.replay, warmup=5, rep=30, return_mode="median")
 
@@ -136,7 +140,8 @@ def measure(case: Case, device: torch.device, *, plain: bool = True) -> dict[str
         with torch.no_grad():
             return inputs.fused()
 
-    row["keys_ms"] = replayed(inference, device)
+    if plain:
+        row["keys_ms"] = replayed(inference, device)
     row["forward_ms"] = replayed(inputs.fused, device)
     row["backward_ms"] = replayed(inputs.backward(inputs.fused()), device)
     if plain:
@@ -151,15 +156,15 @@ def measure(case: Case, device: torch.device, *, plain: bool = True) -> dict[str
 
 def tune(device: torch.device, cases: list[Case]) -> Iterator[dict[str, Any]]:
     """Every case with other shapes of the work. Those that need a compilation come outermost."""
-    compiled = [  # values, columns, warps, stages
-        (4096, 64, 8, 3), (8192, 64, 8, 1), (4096, 64, 8, 1), (2048, 64, 4, 4), (4096, 64, 4, 3), (8192, 64, 8, 3),
-        (4096, 128, 8, 3), (4096, 32, 8, 3),
+    tiles = [(2048, 64, 4, 4), (4096, 64, 8, 3), (4096, 64, 4, 3), (2048, 32, 4, 4), (1024, 64, 2, 4)]
+    divided = [  # programs, share_kib, cache_mib
+        (264, 16, 20), (132, 16, 20), (528, 16, 20), (264, 8, 20), (264, 32, 20), (264, 16, 10), (264, 16, 40),
+        (396, 16, 30),
     ]  # fmt: skip
-    free = [(528, 32, 20), (264, 32, 20), (1056, 32, 20), (528, 16, 20), (528, 64, 20), (528, 32, 10), (528, 32, 30)]
-    for number, (tiles, (programs, share, cache)) in enumerate(itertools.product(compiled, free)):
-        if number >= len(free) and number % len(free):
+    for number, (tile, division) in enumerate(itertools.product(tiles, divided)):
+        if number >= len(divided) and number % len(divided):
             continue  # the first with each division of the work, the others with the first
-        kernels.FORWARD = kernels.BACKWARD = Shape(*tiles, programs, share, cache)
+        kernels.FORWARD = kernels.BACKWARD = Shape(*tile, *division)
         for case in cases:
             yield {"case": case._asdict(), "shape": list(kernels.FORWARD), **measure(case, device, plain=False)}
 
@@ -190,6 +195,7 @@ def main() -> None:
     def rows() -> Iterator[dict[str, Any]]:
         if options.tune:
             yield from tune(device, cases)
+        torch.zeros(1, device=device).add_(1)
         for case in cases if not options.tune else []:
             try:
                 yield {"case": case._asdict(), **measure(case, device)}
@@ -198,7 +204,12 @@ def main() -> None:
 
     about, kept, started = machine(device) | {"peak_bytes_a_second": PEAK}, [], time.perf_counter()
     for row in rows():
-        print(in_words(row), flush=True)
+        if "shape" in row:  # a line for each shape
+            if not kept or kept[-1]["shape"] != row["shape"]:
+                print(f"\n{row['shape']!s:<44}", end="")
+            print(f" {1e3 * row['forward_ms']:4.0f}/{1e3 * row['backward_ms']:<4.0f}", end="", flush=True)
+        else:
+            print(in_words(row), flush=True)
         kept.append(row)
         options.json.write_text(json.dumps(about | {"rows": kept}, indent=1) + "\n")
         if time.perf_counter() - started > options.seconds:

@@ -41,7 +41,7 @@ def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     if INTERPRETED or torch.cuda.is_available():
         from unitsphere.modules import norm_kernels
 
-        shape = norm_kernels.Shape(values=256, columns=16, warps=4, programs=4, share_kib=0)
+        shape = norm_kernels.Shape(values=256, columns=16, warps=4, programs=4, share_kib=1 / 16, alone=99)
         monkeypatch.setattr(norm_kernels, "FORWARD", shape)
         monkeypatch.setattr(norm_kernels, "BACKWARD", shape)
 
@@ -147,11 +147,13 @@ def test_both_layouts_are_taken_and_channels_last_comes_back() -> None:
 
 
 @runs_kernels
-@pytest.mark.parametrize("cache_mib", [0, 1e-3, 3e-3, 1])
-def test_any_order_of_the_passes_gives_the_same(cache_mib: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cache_mib", "alone"), [(0, 99), (3e-3, 99), (1, 99), (1, 0)])
+def test_any_division_of_the_work_gives_the_same(cache_mib: float, alone: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from unitsphere.modules import norm_kernels
 
-    shape = norm_kernels.Shape(values=128, columns=16, warps=4, programs=3, share_kib=0, cache_mib=cache_mib)
+    shape = norm_kernels.Shape(
+        values=128, columns=16, warps=4, programs=3, share_kib=1 / 16, cache_mib=cache_mib, alone=alone
+    )
     monkeypatch.setattr(norm_kernels, "FORWARD", shape)
     monkeypatch.setattr(norm_kernels, "BACKWARD", shape)
     compare(drawn(8, 40, 4, 4), 4, residual=drawn(8, 40, 4, 4, seed=1))
