@@ -129,10 +129,12 @@ def _gathered(first, second, partials, own, columns, within, shares, C, ALONE): 
 @triton.jit
 def _sum_of(numbers, groups, stride, columns, within):  # type: ignore[no-untyped-def]
     """Over the groups, each of which has its numbers (C,) `stride` after those of the last."""
-    total = tl.zeros((columns.shape[0],), tl.float32)
-    for group in range(0, groups):
-        total += tl.load(numbers + group * stride + columns, mask=within, other=0.0, cache_modifier=".cg")
-    return total
+    total = tl.zeros((16, columns.shape[0]), tl.float32)
+    for start in range(0, groups, 16):
+        these = start + tl.arange(0, 16)[:, None]
+        mask = (these < groups) & within[None, :]
+        total += tl.load(numbers + these * stride + columns[None, :], mask=mask, other=0.0, cache_modifier=".cg")
+    return tl.sum(total, 0)
 
 
 @triton.jit
