@@ -38,14 +38,30 @@ def norm_act(norm: nn.Module, x: Tensor, act: nn.Module | None = None, residual:
 
 def has_kernel(norm: nn.Module, x: Tensor, residual: Tensor | None) -> bool:
     """Whether the kernels compute this norm: batch statistics of whole groups, on a CUDA device."""
-    if KERNELS == "off" or (torch.compiler.is_compiling() and KERNELS != "all"):
-        return False
-    if not (TRITON and x.is_cuda and norm.training and (isinstance(norm, GroupedBatchNorm) or is_plain(norm))):
+    if not (uses_kernels(norm, x) and (isinstance(norm, GroupedBatchNorm) or is_plain(norm))):
         return False
     groups = norm.groups if isinstance(norm, GroupedBatchNorm) else 1
     same = residual is None or (residual.dtype == x.dtype and residual.shape == x.shape)
     enough = len(x) % groups == 0 and x.numel() // x.shape[1] > groups
-    return same and enough and x.dtype in DTYPES and cast(nn.BatchNorm2d, norm).weight.dtype == torch.float32
+    return same and enough and cast(nn.BatchNorm2d, norm).weight.dtype == torch.float32
+
+
+def uses_kernels(module: nn.Module, x: Tensor) -> bool:
+    """In training on a CUDA device; compiled only where asked for, since compilers fuse most of the same."""
+    asked = KERNELS == "all" or (KERNELS == "plain" and not torch.compiler.is_compiling())
+    return asked and TRITON and x.is_cuda and module.training and x.dtype in DTYPES
+
+
+class MaxPool(nn.MaxPool2d):
+    """The max-pool of a ResNet's stem."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        usual = (self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode) == (3, 2, 1, 1, False)
+        if usual and uses_kernels(self, x) and not torch.compiler.is_compiling():
+            from unitsphere.modules.stem_kernels import max_pool
+
+            return max_pool(x)
+        return super().forward(x)
 
 
 class FusedBasicBlock(BasicBlock):
@@ -90,6 +106,7 @@ FUSED: dict[type, type] = {
     Bottleneck: FusedBottleneck,
     nn.Sequential: FusedSequential,
     ResNet: FusedResNet,
+    nn.MaxPool2d: MaxPool,
 }
 
 
