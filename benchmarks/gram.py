@@ -276,6 +276,8 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device(options.device)
     torch._functorch.config.donated_buffer = False  # type: ignore[attr-defined]  # backward passes are repeated
+    if device.type == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream())
     about, rows = machine(device), []
     for shape in SHAPES if device.type == "cuda" else [(1024, 64, 128)]:
         try:

@@ -119,12 +119,12 @@ def main() -> None:
     parser.add_argument("--shape", type=float, nargs="+", help="of the norm kernels' work, in place of their own")
     options = parser.parse_args()
     if options.shape:
-        from unitsphere.modules import norm_kernels
+        from unitsphere.modules import fused_norm
 
         fields = [
             kind(value) for kind, value in zip((int, int, int, int, int, float, float), options.shape, strict=False)
         ]
-        norm_kernels.FORWARD = norm_kernels.BACKWARD = norm_kernels.Shape(*fields)
+        fused_norm.FORWARD = fused_norm.BACKWARD = fused_norm.Shape(*fields)
     device = torch.device(options.device)
     results = Results(options.json, device, options.only)
     results.section("step", "MoCo v2, ResNet-50 at 224, batch 256; ResNet-18 at 32, batch 512")

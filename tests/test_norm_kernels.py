@@ -39,11 +39,11 @@ def runs_kernels(test: Callable[..., None]) -> Callable[..., None]:
 def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that small inputs have several tiles, shares of rows and blocks of columns."""
     if INTERPRETED or torch.cuda.is_available():
-        from unitsphere.modules import norm_kernels
+        from unitsphere.modules import fused_norm
 
-        shape = norm_kernels.Shape(values=256, columns=16, warps=4, programs=4, share_kib=1 / 16, alone=99)
-        monkeypatch.setattr(norm_kernels, "FORWARD", shape)
-        monkeypatch.setattr(norm_kernels, "BACKWARD", shape)
+        shape = fused_norm.Shape(values=256, columns=16, warps=4, programs=4, share_kib=1 / 16, alone=99)
+        monkeypatch.setattr(fused_norm, "FORWARD", shape)
+        monkeypatch.setattr(fused_norm, "BACKWARD", shape)
 
 
 def definition(
@@ -78,7 +78,7 @@ def compare(
     x: Tensor, groups: int = 1, relu: bool = True, residual: Tensor | None = None, allowed: float | None = None
 ) -> None:
     """Value, gradients and statistics of the kernels with those of the definition."""
-    from unitsphere.modules.norm_kernels import counters_for, norm
+    from unitsphere.modules.fused_norm import counters_for, norm
 
     channels = x.shape[1]
     weight, bias = 1 + drawn(channels, seed=1) / 2, drawn(channels, seed=2)
@@ -136,7 +136,7 @@ def test_half_precision_is_off_by_its_own_rounding_only(dtype: torch.dtype, resi
 @runs_kernels
 @pytest.mark.usefixtures("small_shares")
 def test_both_layouts_are_taken_and_channels_last_comes_back() -> None:
-    from unitsphere.modules.norm_kernels import norm
+    from unitsphere.modules.fused_norm import norm
 
     x = drawn(6, 20, 5, 3, seed=6)
     last = x.contiguous(memory_format=torch.channels_last)
@@ -149,13 +149,13 @@ def test_both_layouts_are_taken_and_channels_last_comes_back() -> None:
 @runs_kernels
 @pytest.mark.parametrize(("cache_mib", "alone"), [(0, 99), (3e-3, 99), (1, 99), (1, 0)])
 def test_any_division_of_the_work_gives_the_same(cache_mib: float, alone: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from unitsphere.modules import norm_kernels
+    from unitsphere.modules import fused_norm
 
-    shape = norm_kernels.Shape(
+    shape = fused_norm.Shape(
         values=128, columns=16, warps=4, programs=3, share_kib=1 / 16, cache_mib=cache_mib, alone=alone
     )
-    monkeypatch.setattr(norm_kernels, "FORWARD", shape)
-    monkeypatch.setattr(norm_kernels, "BACKWARD", shape)
+    monkeypatch.setattr(fused_norm, "FORWARD", shape)
+    monkeypatch.setattr(fused_norm, "BACKWARD", shape)
     compare(drawn(8, 40, 4, 4), 4, residual=drawn(8, 40, 4, 4, seed=1))
 
 
@@ -169,7 +169,7 @@ def test_a_mean_far_from_zero_costs_no_accuracy() -> None:
 @pytest.mark.usefixtures("small_shares")
 def test_a_gradient_without_memory_of_its_own_is_taken() -> None:
     """As the mean over pixels at the end of a network hands it back."""
-    from unitsphere.modules.norm_kernels import norm
+    from unitsphere.modules.fused_norm import norm
 
     x, weight, bias = (t.requires_grad_() for t in (drawn(4, 16, 3, 3), drawn(16, seed=1), drawn(16, seed=2)))
     y = norm(x, weight, bias, None, drawn(16), drawn(16).abs(), torch.tensor(0, device=DEVICE), 2, 0.1, EPS, True)
@@ -182,8 +182,31 @@ def test_a_gradient_without_memory_of_its_own_is_taken() -> None:
 
 @runs_kernels
 @pytest.mark.usefixtures("small_shares")
+@pytest.mark.parametrize("residual", [False, True], ids=["alone", "residual"])
+def test_the_two_gradients_of_a_pair_are_added(residual: bool) -> None:
+    from unitsphere.modules.fused_norm import norm
+
+    shape = 4, 24, 3, 3
+    given = [t.requires_grad_() for t in (drawn(*shape), drawn(24, seed=1), drawn(24, seed=2))]
+    added = drawn(*shape, seed=3).requires_grad_() if residual else None
+    running = drawn(24), drawn(24).abs(), torch.tensor(0, device=DEVICE)
+    first, second = norm(*given, added, *running, 2, 0.1, EPS, True, True)
+    assert torch.equal(first, second)
+    leaves = [*given, *([added] if residual else [])]
+    pulls = drawn(*shape, seed=4), drawn(*shape, seed=5)
+    exact = [t.detach().double().requires_grad_() for t in leaves]
+    y = definition(*(exact if residual else [*exact, None]), 2, True)[0]
+    pulls = tuple(pull * (y.abs() > 1e-3) for pull in pulls)
+    found = torch.autograd.grad((first * pulls[0]).sum() + (second * pulls[1]).sum(), leaves)
+    true = torch.autograd.grad((y * (pulls[0] + pulls[1])).sum(), exact)
+    for ours, theirs in zip(found, true, strict=True):
+        assert off(ours, theirs) < 2e-6
+
+
+@runs_kernels
+@pytest.mark.usefixtures("small_shares")
 def test_what_is_not_finite_stays_so() -> None:
-    from unitsphere.modules.norm_kernels import norm
+    from unitsphere.modules.fused_norm import norm
 
     x = drawn(4, 16, 3, 3)
     x[2, 5, 1, 1] = torch.nan
@@ -196,7 +219,7 @@ def test_what_is_not_finite_stays_so() -> None:
 @runs_kernels
 @pytest.mark.usefixtures("small_shares")
 def test_there_is_no_second_derivative() -> None:
-    from unitsphere.modules.norm_kernels import norm
+    from unitsphere.modules.fused_norm import norm
 
     x, zero = drawn(4, 16).requires_grad_(), torch.tensor(0, device=DEVICE)
     y = norm(x, drawn(16), drawn(16), None, drawn(16), drawn(16).abs(), zero, 1, 0.1, EPS, True)

@@ -7,7 +7,8 @@ after the other, as torchvision has them. Parameters and their names are the sam
 from __future__ import annotations
 
 import os
-from typing import cast
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,18 +19,26 @@ from unitsphere.modules.norms import GroupedBatchNorm, is_plain
 
 # For comparisons: "off" never uses the kernels, "plain" only without a compiler, "all" always.
 KERNELS = os.environ.get("UNITSPHERE_NORM_KERNELS", "plain")
+Pair = tuple[Tensor, Tensor]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def norm_act(norm: nn.Module, x: Tensor, act: nn.Module | None = None, residual: Tensor | None = None) -> Tensor:
-    """The norm of x, plus the residual, through the ReLU. All but x and the norm may be missing."""
+def norm_act(
+    norm: nn.Module, x: Tensor, act: nn.Module | None = None, residual: Tensor | None = None, twice: bool = False
+) -> Any:
+    """The norm of x, plus the residual, through the ReLU. All but x and the norm may be missing.
+
+    twice: y as a pair, if two layers read it and a kernel can add up their gradients; otherwise as a tensor all the
+    same."""
     if has_kernel(norm, x, residual):
-        from unitsphere.modules.norm_kernels import norm as fused
+        from unitsphere.modules.fused_norm import norm as fused
 
         norm = cast(nn.BatchNorm2d, norm)
         running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
         groups = norm.groups if isinstance(norm, GroupedBatchNorm) else 1
-        return fused(x, norm.weight, norm.bias, residual, *running, groups, norm.momentum, norm.eps, act is not None)
+        twice = twice and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        given = (groups, norm.momentum, norm.eps, act is not None, twice)
+        return fused(x, norm.weight, norm.bias, residual, *running, *given)
     out = norm(x)
     if residual is not None:
         out += residual
@@ -64,19 +73,32 @@ class MaxPool(nn.MaxPool2d):
         return super().forward(x)
 
 
+def as_pair(x: Tensor | Pair) -> Pair:
+    """For the branch of a block and for its shortcut."""
+    return x if isinstance(x, tuple) else (x, x)
+
+
 class FusedBasicBlock(BasicBlock):
-    def forward(self, x: Tensor) -> Tensor:
+    twice = False  # whether a block follows, which reads the output twice
+
+    def forward(self, x: Tensor | Pair) -> Tensor | Pair:
+        x, shortcut = as_pair(x)
         out = norm_act(self.bn1, self.conv1(x), self.relu)
-        shortcut = x if self.downsample is None else self.downsample(x)
-        return norm_act(self.bn2, self.conv2(out), self.relu, shortcut)
+        out = self.conv2(out)
+        shortcut = shortcut if self.downsample is None else self.downsample(shortcut)
+        return norm_act(self.bn2, out, self.relu, shortcut, self.twice)
 
 
 class FusedBottleneck(Bottleneck):
-    def forward(self, x: Tensor) -> Tensor:
+    twice = False
+
+    def forward(self, x: Tensor | Pair) -> Tensor | Pair:
+        x, shortcut = as_pair(x)
         out = norm_act(self.bn1, self.conv1(x), self.relu)
         out = norm_act(self.bn2, self.conv2(out), self.relu)
-        shortcut = x if self.downsample is None else self.downsample(x)
-        return norm_act(self.bn3, self.conv3(out), self.relu, shortcut)
+        out = self.conv3(out)
+        shortcut = shortcut if self.downsample is None else self.downsample(shortcut)
+        return norm_act(self.bn3, out, self.relu, shortcut, self.twice)
 
 
 class FusedSequential(nn.Sequential):
@@ -101,6 +123,7 @@ class FusedResNet(ResNet):
         return self.fc(torch.flatten(self.avgpool(x), 1))
 
 
+BLOCKS = (FusedBasicBlock, FusedBottleneck)
 FUSED: dict[type, type] = {
     BasicBlock: FusedBasicBlock,
     Bottleneck: FusedBottleneck,
@@ -114,4 +137,9 @@ def fuse_norms(backbone: nn.Module) -> nn.Module:
     """Let the blocks inside do a norm and what follows it at once, in place."""
     for module in backbone.modules():
         module.__class__ = FUSED.get(type(module), type(module))
+    for module in backbone.modules():
+        if isinstance(module, FusedSequential):
+            for block, follower in pairwise(module):
+                if isinstance(block, BLOCKS) and isinstance(follower, BLOCKS):
+                    block.twice = True
     return backbone

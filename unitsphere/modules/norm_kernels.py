@@ -17,39 +17,10 @@ This module needs Triton; it is imported only where the kernels run. (TRITON_INT
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any, NamedTuple
-
-import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
-from torch import Tensor
 
-COUNTERS = 1 << 14
 UNSPECIALISED = ["rows", "share", "shares", "groups", "ahead"]
-
-
-class Shape(NamedTuple):
-    """How the work is divided. Tuned on an H200.
-
-    values: of a tile; columns: at most so many of it; warps: of a program; stages: tiles under way at once; programs:
-    that share a problem, at most; share_kib: what a program reads at least; cache_mib: how much of the problems may be
-    under way at once. alone: from so many problems on, those that read at most alone_kib are each left to one program.
-    """
-
-    values: int = 2048
-    columns: int = 64
-    warps: int = 4
-    stages: int = 4
-    programs: int = 264
-    share_kib: float = 16
-    cache_mib: float = 20
-    alone: int = 64
-    alone_kib: int = 160
-
-
-FORWARD = Shape()
-BACKWARD = Shape()
 
 
 @triton.jit
@@ -244,8 +215,8 @@ def _forward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _backward_sums(  # type: ignore[no-untyped-def]
-    x, gradient, signs, into_residual, weight, bias, statistics, sums, into_weight, into_bias, partials, counters, own,
-    columns, within, count, block, shares, group, groups, C, RELU, ALONE,
+    x, gradient, also, signs, into_residual, weight, bias, statistics, sums, into_weight, into_bias, partials, counters,
+    own, columns, within, count, block, shares, group, groups, C, RELU, ALONE,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The first pass: sums of the gradient and of its product with x over a share of the rows. Where y was not positive
@@ -265,6 +236,8 @@ def _backward_sums(  # type: ignore[no-untyped-def]
         held = (here < count) & within[None, :]
         centred = tl.load(x + at, mask=held, other=0.0).to(tl.float32) - mean[None, :]
         given = tl.load(gradient + at, mask=held, other=0.0).to(tl.float32)
+        if also is not None:
+            given += tl.load(also + at, mask=held, other=0.0).to(tl.float32)
         if signs is not None:
             packed = tl.load(signs + here * bytes_ + eights, mask=(here < count) & (eights < bytes_), other=0)
             bits = (packed.to(tl.int32)[:, :, None] >> tl.arange(0, 8)[None, None, :]) & 1
@@ -313,12 +286,12 @@ def _backward_values(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
 def _backward(  # type: ignore[no-untyped-def]
-    x, gradient, signs, into, into_residual, weight, bias, statistics, sums, into_weight, into_bias, partials, counters,
-    rows, share, shares, groups, ahead, C,
+    x, gradient, also, signs, into, into_residual, weight, bias, statistics, sums, into_weight, into_bias, partials,
+    counters, rows, share, shares, groups, ahead, C,
     RELU: tl.constexpr, ALONE: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """sums (groups, 2, C): of the masked gradient, and of it times the normalised x. With signs the first pass writes
-    the masked gradient for the residual, and the second reads that."""
+    the masked gradient for the residual, and the second reads that. also: added to the gradient, only with signs."""
     blocks = tl.cdiv(C, BLOCK_C)
     problem, part, second = _turn(shares, groups * blocks, ahead, ALONE)
     group = problem // blocks
@@ -335,9 +308,11 @@ def _backward(  # type: ignore[no-untyped-def]
     if signs is not None:
         signs += begin * tl.cdiv(C, 8)
         into_residual += begin * C
+    if also is not None:
+        also += begin * C
     if ALONE | (not second):
         _backward_sums(
-            x, gradient, signs, into_residual, weight, bias, statistics, sums, into_weight, into_bias, partials,
+            x, gradient, also, signs, into_residual, weight, bias, statistics, sums, into_weight, into_bias, partials,
             counters, own, columns, within, count, block, shares, group, groups, C, RELU, ALONE,
             BLOCK_P, BLOCK_C, STAGES,
         )  # fmt: skip
@@ -347,183 +322,3 @@ def _backward(  # type: ignore[no-untyped-def]
             statistics + group * 3 * C, sums + group * 2 * C, own, columns, within, count, rows, shares, C,
             RELU and signs is None, ALONE, BLOCK_P, STAGES,
         )  # fmt: skip
-
-
-class Work(NamedTuple):
-    """rows of a group, and of a share; shares of a problem; groups; problems under way at once."""
-
-    rows: int
-    share: int
-    shares: int
-    groups: int
-    ahead: int
-
-
-def divided(shape: Shape, pixels: int, channels: int, groups: int, bytes_: int) -> tuple[Work, int, dict[str, int]]:
-    """The work, the number of programs, and their tiles. bytes_: read of each value."""
-    block_c = max(8, min(shape.columns, triton.next_power_of_2(channels)))
-    block_p = shape.values // block_c
-    rows = pixels // groups
-    problems = groups * triton.cdiv(channels, block_c)
-    kib = rows * block_c * bytes_ / 1024  # of a problem
-    shares = max(1, min(shape.programs, int(kib / shape.share_kib)))
-    if problems >= shape.alone and kib <= shape.alone_kib:
-        shares = 1
-    share = triton.cdiv(triton.cdiv(rows, shares), block_p) * block_p
-    shares = triton.cdiv(rows, share)
-    ahead = min(problems, max(2, int(1024 * shape.cache_mib / kib)))
-    tiles = {"BLOCK_P": block_p, "BLOCK_C": block_c, "STAGES": shape.stages, "num_warps": shape.warps}
-    alone = shares == 1
-    return Work(rows, share, shares, groups, ahead), (2 - alone) * shares * problems, tiles | {"ALONE": alone}
-
-
-@cache
-def counters_of(device: torch.device, stream: int) -> Tensor:
-    """Zeros that each launch leaves as zeros. Launches on one stream follow each other; other streams have others."""
-    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
-
-
-def counters_for(x: Tensor) -> Tensor:
-    if not x.is_cuda:
-        return counters_of(x.device, 0)
-    return counters_of(x.device, torch.cuda.current_stream(x.device).cuda_stream)
-
-
-def as_matrix(x: Tensor) -> Tensor:
-    """With the memory of a (P, C) matrix: a row for each pixel."""
-    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x.contiguous()
-
-
-@torch.library.custom_op("unitsphere::normalise", mutates_args=("running_mean", "running_var", "tracked"))
-def normalise(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    residual: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    tracked: Tensor,
-    groups: int,
-    momentum: float,
-    eps: float,
-    relu: bool,
-    keep_signs: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """y as x; statistics (groups, 3, C); the signs of y as bits (P, C / 8), of no pixel if they are not to be kept."""
-    y, statistics, signs = outputs(x, weight, groups, keep_signs)
-    channels = x.shape[1]
-    work, programs, tiles = divided(FORWARD, x.numel() // channels, channels, groups, x.element_size())
-    partials = weight.new_empty(groups, work.shares, 2, channels)
-    with torch.cuda.device_of(x):
-        _forward[programs,](
-            x, residual, y, signs if keep_signs else None, weight, bias, statistics, running_mean, running_var, tracked,
-            partials, counters_for(x), *work, eps, momentum, channels, RELU=relu, **tiles,
-        )  # fmt: skip
-    return y, statistics, signs
-
-
-def outputs(x: Tensor, weight: Tensor, groups: int, keep_signs: bool) -> tuple[Tensor, Tensor, Tensor]:
-    channels = x.shape[1]
-    bits = (x.numel() // channels if keep_signs else 0, triton.cdiv(channels, 8))
-    return torch.empty_like(x), weight.new_empty(groups, 3, channels), x.new_empty(bits, dtype=torch.uint8)
-
-
-@normalise.register_fake
-def _(x, weight, bias, residual, running_mean, running_var, tracked, groups, momentum, eps, relu, keep_signs):  # type: ignore[no-untyped-def]
-    return outputs(x, weight, groups, keep_signs)
-
-
-@torch.library.custom_op("unitsphere::normalise_backward", mutates_args=())
-def gradients(
-    x: Tensor,
-    gradient: Tensor,
-    signs: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    statistics: Tensor,
-    relu: bool,
-    residual: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of x, weight, bias and the residual."""
-    groups, _, channels = statistics.shape
-    bytes_ = x.element_size() + gradient.element_size()
-    work, programs, tiles = divided(BACKWARD, x.numel() // channels, channels, groups, bytes_)
-    into, into_weight, into_bias, into_residual = inputs_like(x, weight, bias, residual)
-    sums = weight.new_empty(groups, 2, channels)
-    partials = weight.new_empty(groups, work.shares, 2, channels)
-    with torch.cuda.device_of(x):
-        _backward[programs,](
-            x, gradient, signs if len(signs) else None, into, into_residual if residual else None, weight, bias,
-            statistics, sums, into_weight, into_bias, partials, counters_for(x), *work, channels, RELU=relu, **tiles,
-        )  # fmt: skip
-    return into, into_weight, into_bias, into_residual
-
-
-def inputs_like(x: Tensor, weight: Tensor, bias: Tensor, residual: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    of_residual = torch.empty_like(x) if residual else x.new_empty(0)
-    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(bias), of_residual
-
-
-@gradients.register_fake
-def _(x, gradient, signs, weight, bias, statistics, relu, residual):  # type: ignore[no-untyped-def]
-    return inputs_like(x, weight, bias, residual)
-
-
-class _Norm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        residual: Tensor | None,
-        running_mean: Tensor,
-        running_var: Tensor,
-        tracked: Tensor,
-        groups: int,
-        momentum: float,
-        eps: float,
-        relu: bool,
-    ) -> Tensor:
-        x = as_matrix(x)
-        residual = None if residual is None else as_matrix(residual)
-        keep_signs = residual is not None and relu and any(ctx.needs_input_grad)
-        y, statistics, signs = normalise(
-            x, weight, bias, residual, running_mean, running_var, tracked, groups, momentum, eps, relu, keep_signs
-        )
-        ctx.save_for_backward(x, weight, bias, statistics, signs)
-        ctx.given = relu, residual is not None
-        return y
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, statistics, signs = ctx.saved_tensors
-        relu, residual = ctx.given
-        gradient = as_matrix(gradient)
-        found = gradients(x, gradient, signs, weight, bias, statistics, relu, residual and relu)
-        of_residual = None if not residual else found[3] if relu else gradient
-        return *found[:3], of_residual, *[None] * 7
-
-
-@torch.compiler.allow_in_graph
-def norm(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    residual: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    tracked: Tensor,
-    groups: int,
-    momentum: float,
-    eps: float,
-    relu: bool,
-) -> Tensor:
-    """Normalise each of `groups` contiguous parts of the batch by its own statistics; add the residual; apply ReLU.
-
-    x (N, C) or (N, C, H, W), residual the same, in float32 or half precision; weight, bias (C,) in float32. groups
-    divides N. The running mean, variance (C,) and number of batches move by the mean of the groups' statistics.
-    Comes back as x, channels-last.
-    """
-    return _Norm.apply(x, weight, bias, residual, running_mean, running_var, tracked, groups, momentum, eps, relu)
