@@ -30,7 +30,7 @@ class Shape(NamedTuple):
     warps: int = 4
     stages: int = 4
     programs: int = 264
-    share_kib: float = 16
+    share_kib: float = 32
     cache_mib: float = 20
     alone: int = 64
     alone_kib: int = 160
