@@ -25,7 +25,7 @@ from unitsphere.modules import fused_blocks
 STEPS = 3  # profiled
 LARGEST = 40  # kernels kept by name
 KINDS = {  # the first that fits
-    "norm kernels": r"^_(forward|backward)$",
+    "norm kernels": r"^_?(forward|backward)$",
     "loss kernels": r"^_(stream|merge|products)$",
     "compiled reductions": r"^triton_(red|per)",
     "compiled pointwise": r"^triton_poi",

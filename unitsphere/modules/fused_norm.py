@@ -5,16 +5,16 @@ This module needs Triton; it is imported only where the kernels run.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import triton  # type: ignore[import-untyped]
 from torch import Tensor
 
-from unitsphere.modules.norm_kernels import _backward, _forward
+from unitsphere.modules.norm_kernels import backward, forward
 
-COUNTERS = 1 << 14
+COUNTERS = 1 << 16
+KEPT_COUNTERS: dict[tuple[torch.device, int], Tensor] = {}
 
 
 class Shape(NamedTuple):
@@ -70,16 +70,17 @@ def divided(shape: Shape, pixels: int, channels: int, groups: int, bytes_: int) 
     return Work(rows, share, shares, groups, ahead), (2 - alone) * shares * problems, tiles
 
 
-@cache
-def counters_of(device: torch.device, stream: int) -> Tensor:
-    """Zeros that each launch leaves as zeros. Launches on one stream follow each other; other streams have others."""
-    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
-
-
 def counters_for(x: Tensor) -> Tensor:
-    if not x.is_cuda:
-        return counters_of(x.device, 0)
-    return counters_of(x.device, torch.cuda.current_stream(x.device).cuda_stream)
+    """Zeros that each launch leaves as zeros. Launches on one stream follow each other; other streams have others.
+
+    Those first asked for in a recording are the recording's own: it makes them zeros whenever it is replayed."""
+    stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
+    found = KEPT_COUNTERS.get((x.device, stream))
+    if found is None:
+        found = torch.zeros(COUNTERS, dtype=torch.int32, device=x.device)
+        if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+            KEPT_COUNTERS[x.device, stream] = found
+    return found
 
 
 def as_matrix(x: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ def normalise(
     work, programs, tiles = divided(FORWARD, x.numel() // channels, channels, groups, x.element_size())
     partials = weight.new_empty(groups, work.shares, 2, channels)
     with torch.cuda.device_of(x):
-        _forward[programs,](
+        forward[programs,](
             x, residual, y, signs if keep_signs else None, weight, bias, statistics, running_mean, running_var, tracked,
             partials, counters_for(x), *work, eps, momentum, channels, RELU=relu, **tiles,
         )  # fmt: skip
@@ -146,7 +147,7 @@ def gradients(
     sums = weight.new_empty(groups, 2, channels)
     partials = weight.new_empty(groups, work.shares, 2, channels)
     with torch.cuda.device_of(x):
-        _backward[programs,](
+        backward[programs,](
             x, gradient, also, signs if len(signs) else None, into, into_residual if residual else None, weight, bias,
             statistics, sums, into_weight, into_bias, partials, counters_for(x), *work, channels, RELU=relu, **tiles,
         )  # fmt: skip

@@ -3,12 +3,8 @@
     y = relu((x - mean) / sqrt(variance + eps) * weight + bias + residual)
 
 An activation is read as a matrix: a row for each pixel of each image, a column for each channel (channels-last). The
-rows of a group and a block of columns are one problem: they have their own statistics. Each problem takes two passes.
-The first sums its rows; the second reads them again and writes the result. The order of the passes lets the second
-read come from the cache: it follows the first closely, and it walks from the last rows back to the first.
-
-One launch does all of that. A program of a second pass waits until all of the first have arrived. Those have lower
-numbers, and a GPU starts programs in the order of their numbers: they run already, so the wait must end.
+rows of a group and a block of columns are one problem: they have their own statistics. Each problem takes two passes
+of one launch (`two_passes.py`): the first sums its rows; the second reads them again and writes the result.
 
 Sums are float32, shifted by the first row so that nothing cancels. The backward pass computes the mask of the ReLU
 again from x, or reads it as one bit a value where a residual was added.
@@ -20,92 +16,9 @@ from __future__ import annotations
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
+from unitsphere.modules.two_passes import gathered, is_last, leave, ready, sum_of, turn, wait
+
 UNSPECIALISED = ["rows", "share", "shares", "groups", "ahead"]
-
-
-@triton.jit
-def _turn(shares, problems, ahead, ALONE):  # type: ignore[no-untyped-def]
-    """What this program does: the problem, the share of its rows, and whether it is the second pass.
-
-    First passes of `ahead` problems come first, then second and first passes in turn, then the last second passes.
-    ALONE: one program does both passes of a problem."""
-    place = tl.program_id(0) // shares
-    share = tl.program_id(0) % shares
-    later = place - ahead
-    paired = 2 * (problems - ahead)
-    second = (later >= paired) | ((later >= 0) & (later % 2 == 0))
-    mixed = tl.where(second, later // 2, ahead + later // 2)
-    problem = tl.where(later < 0, place, tl.where(later < paired, mixed, later - (problems - ahead)))
-    if ALONE:
-        problem = tl.program_id(0)
-    return problem, tl.where(second, shares - 1 - share, share), second
-
-
-@triton.jit
-def _is_last(counter, count):  # type: ignore[no-untyped-def]
-    """Count this program, whose stores come before; true for the last of `count`."""
-    tl.debug_barrier()
-    return tl.atomic_add(counter, 1) == count - 1
-
-
-@triton.jit
-def _ready(counter, ALONE):  # type: ignore[no-untyped-def]
-    """Let the second pass begin."""
-    tl.debug_barrier()
-    if not ALONE:
-        tl.atomic_add(counter, 1)
-
-
-@triton.jit
-def _wait(counter, shares, ALONE):  # type: ignore[no-untyped-def]
-    """Until the sums of a problem are there."""
-    if not ALONE:
-        while tl.atomic_add(counter, 0) <= shares:
-            pass
-
-
-@triton.jit
-def _leave(counter, shares, ALONE):  # type: ignore[no-untyped-def]
-    """The last program of a second pass sets the counter back for the next launch."""
-    if not ALONE and tl.atomic_add(counter, 1) == 2 * shares:
-        tl.store(counter, 0)
-
-
-@triton.jit
-def _gathered(first, second, partials, own, columns, within, shares, C, ALONE):  # type: ignore[no-untyped-def]
-    """Two sums over the rows of a problem, (BLOCK_C,) each, from those of its shares; true in the last program, which
-    alone has them. partials: of this share, (2, C); before it are those of other shares."""
-    sum_ = tl.sum(first, 0)
-    other = tl.sum(second, 0)
-    last = True
-    if not ALONE:
-        tl.store(partials + columns, sum_, mask=within)
-        tl.store(partials + C + columns, other, mask=within)
-        last = _is_last(own, shares)
-        if last:
-            partials -= (tl.program_id(0) % shares) * (2 * C)
-            sums = tl.zeros(first.shape, tl.float32)
-            others = tl.zeros(first.shape, tl.float32)
-            for start in tl.range(0, shares, first.shape[0], num_stages=2):
-                these = start + tl.arange(0, first.shape[0])[:, None]
-                mask = (these < shares) & within[None, :]
-                places = partials + these * (2 * C) + columns[None, :]
-                sums += tl.load(places, mask=mask, other=0.0, cache_modifier=".cg")
-                others += tl.load(places + C, mask=mask, other=0.0, cache_modifier=".cg")
-            sum_ = tl.sum(sums, 0)
-            other = tl.sum(others, 0)
-    return sum_, other, last
-
-
-@triton.jit
-def _sum_of(numbers, groups, stride, columns, within):  # type: ignore[no-untyped-def]
-    """Over the groups, each of which has its numbers (C,) `stride` after those of the last."""
-    total = tl.zeros((16, columns.shape[0]), tl.float32)
-    for start in range(0, groups, 16):
-        these = start + tl.arange(0, 16)[:, None]
-        mask = (these < groups) & within[None, :]
-        total += tl.load(numbers + these * stride + columns[None, :], mask=mask, other=0.0, cache_modifier=".cg")
-    return tl.sum(total, 0)
 
 
 @triton.jit
@@ -126,7 +39,7 @@ def _forward_sums(  # type: ignore[no-untyped-def]
         value = tl.where(held, value - origin[None, :], 0.0)
         total += value
         squares += value * value
-    sum_, square, last = _gathered(total, squares, partials, own, columns, within, shares, C, ALONE)
+    sum_, square, last = gathered(total, squares, partials, own, columns, within, shares, C, ALONE)
     if last:
         moved = sum_ / rows
         variance = tl.maximum(square / rows - moved * moved, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -134,11 +47,11 @@ def _forward_sums(  # type: ignore[no-untyped-def]
         tl.store(own_statistics + columns, origin + moved, mask=within)
         tl.store(own_statistics + C + columns, 1.0 / tl.sqrt_rn(variance + eps), mask=within)
         tl.store(own_statistics + 2 * C + columns, variance, mask=within)
-        _ready(own, ALONE)
-        if _is_last(counters + block, groups):
+        ready(own, ALONE)
+        if is_last(counters + block, groups):
             tl.store(counters + block, 0)
-            mean = _sum_of(statistics, groups, 3 * C, columns, within)
-            spread = _sum_of(statistics + 2 * C, groups, 3 * C, columns, within) * (rows / (rows - 1.0))
+            mean = sum_of(statistics, groups, 3 * C, columns, within)
+            spread = sum_of(statistics + 2 * C, groups, 3 * C, columns, within) * (rows / (rows - 1.0))
             before = tl.load(running_mean + columns, mask=within, other=0.0)
             tl.store(running_mean + columns, before + momentum * (mean / groups - before), mask=within)
             before = tl.load(running_var + columns, mask=within, other=0.0)
@@ -155,7 +68,7 @@ def _forward_values(  # type: ignore[no-untyped-def]
     """The second pass over a share of the rows; x, residual, y and signs begin with it."""
     scale = tl.load(weight + columns, mask=within, other=0.0)
     shift = tl.load(bias + columns, mask=within, other=0.0)
-    _wait(own, shares, ALONE)
+    wait(own, shares, ALONE)
     mean = tl.load(statistics + columns, mask=within, other=0.0, cache_modifier=".cg")
     scale *= tl.load(statistics + C + columns, mask=within, other=0.0, cache_modifier=".cg")
     bytes_ = tl.cdiv(C, 8)
@@ -175,18 +88,18 @@ def _forward_values(  # type: ignore[no-untyped-def]
         if RELU:
             value = tl.where(value < 0, 0.0, value)  # NaN stays
         tl.store(y + at, value.to(y.dtype.element_ty), mask=held)
-    _leave(own, shares, ALONE)
+    leave(own, shares, ALONE)
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
-def _forward(  # type: ignore[no-untyped-def]
+def forward(  # type: ignore[no-untyped-def]
     x, residual, y, signs, weight, bias, statistics, running_mean, running_var, tracked, partials, counters,
     rows, share, shares, groups, ahead, eps, momentum, C,
     RELU: tl.constexpr, ALONE: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """statistics (groups, 3, C): mean, 1 / deviation, variance; signs (P, C / 8): a bit where y is positive."""
     blocks = tl.cdiv(C, BLOCK_C)
-    problem, part, second = _turn(shares, groups * blocks, ahead, ALONE)
+    problem, part, second = turn(shares, groups * blocks, ahead, ALONE)
     group = problem // blocks
     block = problem % blocks
     columns = block * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -247,15 +160,15 @@ def _backward_sums(  # type: ignore[no-untyped-def]
             given = tl.where(centred * scale[None, :] + shift[None, :] > 0, given, 0.0)
         total += given
         product += given * centred
-    sum_, along, last = _gathered(total, product, partials, own, columns, within, shares, C, ALONE)
+    sum_, along, last = gathered(total, product, partials, own, columns, within, shares, C, ALONE)
     if last:
         tl.store(sums + group * 2 * C + columns, sum_, mask=within)
         tl.store(sums + group * 2 * C + C + columns, along * inverse, mask=within)
-        _ready(own, ALONE)
-        if _is_last(counters + block, groups):
+        ready(own, ALONE)
+        if is_last(counters + block, groups):
             tl.store(counters + block, 0)
-            tl.store(into_bias + columns, _sum_of(sums, groups, 2 * C, columns, within), mask=within)
-            tl.store(into_weight + columns, _sum_of(sums + C, groups, 2 * C, columns, within), mask=within)
+            tl.store(into_bias + columns, sum_of(sums, groups, 2 * C, columns, within), mask=within)
+            tl.store(into_weight + columns, sum_of(sums + C, groups, 2 * C, columns, within), mask=within)
 
 
 @triton.jit
@@ -268,7 +181,7 @@ def _backward_values(  # type: ignore[no-untyped-def]
     inverse = tl.load(statistics + C + columns, mask=within, other=0.0)
     scale = inverse * tl.load(weight + columns, mask=within, other=0.0)
     shift = tl.load(bias + columns, mask=within, other=0.0)
-    _wait(own, shares, ALONE)
+    wait(own, shares, ALONE)
     less = tl.load(sums + columns, mask=within, other=0.0, cache_modifier=".cg") / rows
     slope = tl.load(sums + C + columns, mask=within, other=0.0, cache_modifier=".cg") / rows * inverse
     for start in tl.range(0, count, BLOCK_P, num_stages=STAGES):
@@ -281,11 +194,11 @@ def _backward_values(  # type: ignore[no-untyped-def]
             given = tl.where(centred * scale[None, :] + shift[None, :] > 0, given, 0.0)
         found = scale[None, :] * (given - less[None, :] - centred * slope[None, :])
         tl.store(into + at, found.to(into.dtype.element_ty), mask=held)
-    _leave(own, shares, ALONE)
+    leave(own, shares, ALONE)
 
 
 @triton.jit(do_not_specialize=UNSPECIALISED)
-def _backward(  # type: ignore[no-untyped-def]
+def backward(  # type: ignore[no-untyped-def]
     x, gradient, also, signs, into, into_residual, weight, bias, statistics, sums, into_weight, into_bias, partials,
     counters, rows, share, shares, groups, ahead, C,
     RELU: tl.constexpr, ALONE: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
@@ -293,7 +206,7 @@ def _backward(  # type: ignore[no-untyped-def]
     """sums (groups, 2, C): of the masked gradient, and of it times the normalised x. With signs the first pass writes
     the masked gradient for the residual, and the second reads that. also: added to the gradient, only with signs."""
     blocks = tl.cdiv(C, BLOCK_C)
-    problem, part, second = _turn(shares, groups * blocks, ahead, ALONE)
+    problem, part, second = turn(shares, groups * blocks, ahead, ALONE)
     group = problem // blocks
     block = problem % blocks
     columns = block * BLOCK_C + tl.arange(0, BLOCK_C)
