@@ -1,10 +1,13 @@
 """Whether the fast path learns as much as the plain one: the same short runs on both, over some seeds.
 
     python -m benchmarks.both_paths --data cifar10.pack --recipe cifar10 --json benchmarks/results/both-paths-h200.json
+    python -m benchmarks.both_paths --kernels --data cifar10.pack --recipe cifar10 --json norms.json
 
-Symmetric MoCo v2; fast is compiled and recorded (on a CUDA device), plain neither. Judged by k-NN on the backbone's
-features and on the embedding. The difference of the means is shown beside what the seeds alone would make of it: the
-standard error of that difference.
+Symmetric MoCo v2; fast is compiled and recorded (on a CUDA device), plain neither. With --kernels both are recorded and
+not compiled; fast computes the norms and the stem in kernels of our own, plain does not.
+
+Judged by k-NN on the backbone's features and on the embedding. The difference of the means is shown beside what the
+seeds alone would make of it: the standard error of that difference.
 """
 
 from __future__ import annotations
@@ -22,17 +25,20 @@ import torch
 
 import unitsphere
 from benchmarks.measuring import machine
+from unitsphere.modules import fused_blocks
 from unitsphere.training.telemetry import read_metrics
 
 JUDGED = {"k-NN": "backbone", "k-NN, embedding": "embedding"}
 
 
-def train(fields: dict[str, Any], fast: bool) -> dict[str, Any]:
+def train(fields: dict[str, Any], fast: bool, kernels: bool) -> dict[str, Any]:
     """One run: accuracies, the last loss, and how fast it went."""
     started = time.perf_counter()
+    fused_blocks.KERNELS = "plain" if fast or not kernels else "off"
+    way = {"compile": False, "record": torch.cuda.is_available()} if kernels else {"compile": fast, "record": fast}
     with tempfile.TemporaryDirectory() as scratch:
         run = unitsphere.pretrain(
-            "moco-v2", out=Path(scratch) / "run", symmetric=True, tensorboard=False, compile=fast, record=fast, **fields
+            "moco-v2", out=Path(scratch) / "run", symmetric=True, tensorboard=False, **way, **fields
         )
         lines = list(read_metrics(run.metrics_file))
         how = {"protocol": "knn", "data": fields["data"], "k": [200], "temperature": 0.1}
@@ -65,6 +71,7 @@ def main() -> None:
     parser.add_argument("--fraction", type=float, default=0.2, help="of the training images: the plain path is slow")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--kernels", action="store_true", help="compare with and without the kernels for norms")
     parser.add_argument("--tiny", action="store_true", help="a toy network: to try the command, not to measure")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -75,8 +82,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for seed in options.seeds:
         for path in ("fast", "plain"):
-            fast = path == "fast" and device.type == "cuda"
-            rows.append({"path": path, "seed": seed, **train({**fields, "seed": seed}, fast)})
+            fast = path == "fast" and (device.type == "cuda" or options.kernels)
+            rows.append({"path": path, "seed": seed, **train({**fields, "seed": seed}, fast, options.kernels)})
             print(rows[-1], flush=True)
             about = machine(device) | {"fields": fields, "rows": rows}
             options.json.write_text(json.dumps(about, indent=1) + "\n")

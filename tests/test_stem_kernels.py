@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unitsphere.modules import fused_blocks
-from unitsphere.modules.backbones import StemConv
+from unitsphere.modules.backbones import SmallStemConv, StemConv
 from unitsphere.modules.fused_blocks import MaxPool
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -79,10 +79,14 @@ def test_what_is_not_finite_is_a_maximum() -> None:
 
 @pytest.mark.gpu
 @needs_card
-def test_the_stem_in_half_precision_is_the_ordinary_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stem", [StemConv, SmallStemConv])
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_the_stem_in_half_precision_is_the_ordinary_convolution(
+    stem: type[nn.Conv2d], channels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
-    network = nn.Sequential(StemConv(3), nn.BatchNorm2d(64), MaxPool(3, 2, 1)).to(DEVICE)
-    images = drawn(4, 3, 32, 48).contiguous(memory_format=torch.channels_last)
+    network = nn.Sequential(stem(channels), nn.BatchNorm2d(64), MaxPool(3, 2, 1)).to(DEVICE)
+    images = drawn(4, channels, 32, 48).contiguous(memory_format=torch.channels_last)
     found = {}
     for kernels in ("off", "plain"):
         monkeypatch.setattr(fused_blocks, "KERNELS", kernels)

@@ -77,6 +77,25 @@ class StemConv(nn.Conv2d):
         return F.pad(kernel, (0, 0, 0, 0, 0, -4 * self.in_channels % 8))
 
 
+class SmallStemConv(nn.Conv2d):
+    """The 3x3 convolution that begins a ResNet for small images, with zeros beside its channels where a GPU computes in
+    half precision: tensor cores want channels in eights. The parameter is the ordinary one."""
+
+    def __init__(self, channels: int, width: int = 64) -> None:
+        super().__init__(channels, width, 3, padding=1, bias=False)
+
+    def _conv_forward(self, images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        half = torch.is_autocast_enabled("cuda") and images.is_cuda and self.training and not images.requires_grad
+        spare = -self.in_channels % 8
+        if not half or not spare:
+            return super()._conv_forward(images, weight, bias)
+        n, channels, *size = images.shape
+        dtype, layout = torch.get_autocast_dtype("cuda"), torch.channels_last
+        wide = torch.empty(n, channels + spare, *size, dtype=dtype, device=images.device, memory_format=layout).zero_()
+        wide[:, :channels] = images
+        return super()._conv_forward(wide, F.pad(weight, (0, 0, 0, 0, 0, spare)), bias)
+
+
 def torchvision_backbone(name: str, channels: int, stem: str, weights: str | None = None) -> nn.Module:
     """A torchvision ResNet without its classifier."""
     model: nn.Module = getattr(torchvision_resnet, name)(weights=weights)
@@ -113,7 +132,7 @@ def with_stem(model: nn.Module, channels: int, stem: str) -> nn.Module:
     old = model.get_submodule("conv1")
     assert isinstance(old, nn.Conv2d)
     if stem == "small":
-        model.conv1 = nn.Conv2d(channels, old.out_channels, 3, padding=1, bias=False)
+        model.conv1 = SmallStemConv(channels, old.out_channels)
         model.maxpool = nn.Identity()
     else:
         model.conv1 = StemConv(channels, old.out_channels)

@@ -30,14 +30,14 @@ class Shape(NamedTuple):
     warps: int = 4
     stages: int = 4
     programs: int = 264
-    share_kib: float = 32
+    share_kib: float = 64
     cache_mib: float = 20
     alone: int = 64
     alone_kib: int = 160
 
 
 FORWARD = Shape()
-BACKWARD = Shape()
+BACKWARD = Shape(programs=528, share_kib=128)
 
 
 class Work(NamedTuple):

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from unitsphere.common.errors import UsageError
-from unitsphere.modules.backbones import StemConv
+from unitsphere.modules.backbones import SmallStemConv, StemConv
 from unitsphere.modules.names import NORMS
 from unitsphere.modules.norms import batch_norms, is_batch_norm
 
@@ -74,8 +74,13 @@ class StandardisedStemConv(StandardisedConv, StemConv):
     """The stem's own way of convolving, with standardised weights."""
 
 
+class StandardisedSmallStemConv(StandardisedConv, SmallStemConv):
+    """The small stem's own way of convolving, with standardised weights."""
+
+
 STANDARDISED: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: StandardisedLinear,
     nn.Conv2d: StandardisedConv,
     StemConv: StandardisedStemConv,
+    SmallStemConv: StandardisedSmallStemConv,
 }
