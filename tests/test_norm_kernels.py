@@ -294,12 +294,15 @@ def trained(network: nn.Module, images: Tensor) -> dict[str, Any]:
 @pytest.mark.usefixtures("exact_convolutions")
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize(("name", "compiled"), [(TINY, False), ("resnet18", False), ("resnet50", False), (TINY, True)])
-def test_a_network_with_kernels_equals_the_plain_one(
+def test_a_network_with_kernels_is_as_near_to_float64_as_the_plain_one(
     name: str, groups: int, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Values near 0 pass a ReLU or do not, so a gradient of float32 is off by far more than its rounding: by up to 5 %
+    in ResNet-50. torch's own form tells by how much."""
     torch.manual_seed(0)
-    network = build_backbone(name, stem="small").to(DEVICE, memory_format=torch.channels_last)
+    network = build_backbone(name, stem="small")
     part_batch_norms(network, groups)
+    network.to(DEVICE, memory_format=torch.channels_last)
     images = drawn(16, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     found = {}
     for kernels in ("off", "all"):
@@ -308,10 +311,11 @@ def test_a_network_with_kernels_equals_the_plain_one(
         if compiled and kernels == "all":
             own.compile(dynamic=False)
         found[kernels] = trained(own, images)
-    for key, tensor in found["off"].items():
-        plain = tensor.double()
-        if plain.norm() > 1e-3 * plain.numel() ** 0.5:  # smaller gradients cancelled: noise in both
-            assert off(found["all"][key], plain) < 2e-3, key
+    exact = trained(copy.deepcopy(network).double(), images.double())
+    for key, true in exact.items():
+        if true.double().norm() > 1e-3 * true.numel() ** 0.5:  # smaller gradients cancelled: noise in both
+            plain, ours = (off(found[kernels][key], true.double()) for kernels in ("off", "all"))
+            assert ours < 3 * plain + 1e-5, key
 
 
 @pytest.mark.gpu
