@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import ast
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 # From bottom to top. A module may import from its own room and from the rooms before it.
@@ -103,7 +102,7 @@ def edges(graph: Graph) -> Counter[tuple[str, str]]:
 def best_order(arrows: Counter[tuple[str, str]]) -> list[str]:
     """Return the rooms in the order, from bottom to top, that has the fewest arrows upwards, as far as moves of single
     rooms find it: so the older package is shown as well as it can be."""
-    order = sorted({room for pair in arrows for room in pair}, key=lambda room: -sum(r == room for _, r in arrows))
+    order = sorted({room for pair in arrows for room in pair})
 
     def cost(rooms: list[str]) -> int:
         place = {room: number for number, room in enumerate(rooms)}
@@ -134,7 +133,7 @@ def draw(panels: list[tuple[str, list[str], Counter[tuple[str, str]]]], out: Pat
     for axes, (title, rooms, arrows) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         height = {room: place for place, room in enumerate(rooms)}
         up = sum(height[other] > height[room] for room, other in arrows)
-        for (room, other), count in arrows.items():
+        for (room, other), count in sorted(arrows.items()):
             low, high = sorted((height[room], height[other]))
             rises = height[other] > height[room]
             side, turn = (-2.3, (90, 270)) if rises else (2.3, (-90, 90))

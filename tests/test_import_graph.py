@@ -1,4 +1,4 @@
-"""Imports point one way: from a room to itself or to the rooms below it, and no modules import each other in a circle."""
+"""Imports point one way: from a room to itself or to the rooms below it. No modules import each other in a circle."""
 
 import ast
 import shutil
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from benchmarks.room_graph import HERE, ORDER, circles, read_graph, room_of, upward
 
 LOADED = "import sys; sys.argv[0] = 'unitsphere'; from unitsphere.cli import main; main(sys.argv[1:])\n"
@@ -94,10 +95,9 @@ def test_what_runs_is_among_what_is_read(graph):
     assert set(done.stdout.split()) <= known | {"unitsphere.cli"}
 
 
-@pytest.mark.parametrize("words", [["--help"], ["pretrain", "--help"], ["pretrain", "mochi", "--help"],
-                                   ["evaluate", "--help"], ["evaluate", "--protocol", "semi", "--help"], ["methods"]])  # fmt: skip
+@pytest.mark.parametrize("words", ["--help", "pretrain --help", "pretrain mochi --help", "evaluate --help", "methods"])
 def test_help_loads_no_torch(words):
-    done = subprocess.run([sys.executable, "-c", LOADED, *words], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", LOADED, *words.split()], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
 
 

@@ -16,6 +16,8 @@ from unitsphere.common.allocator import fast_cpu
 from unitsphere.common.errors import UnitsphereError, UsageError, nearest
 from unitsphere.common.version import __version__
 
+__all__ = ["main"]
+
 CALLED_ELSEWHERE = {
     "wd": "weight-decay",
     "tau": "temperature",

@@ -26,6 +26,8 @@ from unitsphere.evaluation.settings import checked
 from unitsphere.features.inputs import usable_rows
 from unitsphere.runs.loading import Spec, load
 
+__all__ = ["Embedded", "embed"]
+
 
 @dataclass(frozen=True)
 class Embedded:

@@ -20,6 +20,8 @@ from unitsphere.evaluation.protocols import PROTOCOLS, Protocol, find_protocol
 from unitsphere.evaluation.settings import Settings, checked
 from unitsphere.runs.loading import Spec, load
 
+__all__ = ["evaluate"]
+
 MEMORY_ADVICE = "Lower --batch-size, or --image-size for what is no run."
 
 

@@ -16,6 +16,8 @@ from typing import Any
 from unitsphere.common.outside import load_named
 from unitsphere.evaluation.settings import FinetuneSettings, KnnSettings, LinearSettings, SemiSettings, Settings
 
+__all__ = ["PROTOCOLS", "Protocol", "find_protocol"]
+
 GROUP = "unitsphere.protocols"  # entry points of other packages
 
 

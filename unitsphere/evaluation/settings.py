@@ -13,6 +13,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from unitsphere.common.errors import UsageError, check_word, nearest
 from unitsphere.evaluation.recipes import FINE_TUNING_RECIPES, LINEAR_RECIPES
 
+__all__ = ["Settings"]
+
 
 def several(value: Any) -> Any:
     """One number is a list of one, and text is parted by commas. Arrays and tensors will do too."""

@@ -13,6 +13,8 @@ from unitsphere.methods.learners.learner import Learner
 from unitsphere.modules.backbones import build_backbone, feature_dim
 from unitsphere.modules.image_norms import use_norm
 
+__all__ = ["build_learner"]
+
 
 def build_learner(
     config: Config, backbone: nn.Module | None = None, *, method: Method | None = None, named_now: str | None = None

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from unitsphere.methods.learners.learner import Learner
 
+__all__ = ["ContrastiveConfig", "ContrastiveMethod"]
+
 
 class ContrastiveFields(Section):
     """Contrastive learning"""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from unitsphere.methods.learners.dispersion import Dispersion
 
+__all__ = ["DispersionFields", "EmbeddingConfig", "EmbeddingFields"]
+
 
 class EmbeddingFields(Section):
     """The embedding that the loss sees, and its slow copy"""

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from unitsphere.methods.learners.learner import Learner
 
+__all__ = ["RegressionConfig", "RegressionMethod"]
+
 
 class RegressionFields(Section):
     """Regression: predict the slow copy's embedding of other views (BYOL, MSBReg)"""

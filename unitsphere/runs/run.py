@@ -42,6 +42,8 @@ from unitsphere.methods.resolve import Resolved, resolve
 from unitsphere.runs.record import Record
 from unitsphere.weights.files import FORMAT, load_tensors, save_tensors
 
+__all__ = ["Run"]
+
 try:
     import fcntl
 except ImportError:  # Windows: nothing is locked there

@@ -28,6 +28,8 @@ from unitsphere.studies.kept import Kept, made_by, makers, told
 from unitsphere.studies.study import Begun, Cell, Job, Settings, Study, Table, in_common, label, on_other, shown
 from unitsphere.studies.verdicts import NOT_COMPARABLE, NOT_MEASURED
 
+__all__ = ["run_study"]
+
 
 def run_study(
     study: Study,
