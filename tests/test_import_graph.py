@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.room_graph import HERE, ORDER, circles, read_graph, room_of, upward
+from benchmarks.room_graph import HERE, ORDER, circles, edges, read_graph, room_of, upward
 
 LOADED = "import sys; sys.argv[0] = 'unitsphere'; from unitsphere.cli import main; main(sys.argv[1:])\n"
 LOADED += "print('torch' in sys.modules)"
@@ -38,6 +38,10 @@ def test_imports_point_to_the_same_room_or_to_a_lower_one(graph):
 
 def test_no_modules_import_each_other_in_a_circle(graph):
     assert circles(graph) == []
+
+
+def test_evaluation_knows_neither_training_nor_methods(graph):
+    assert not {("evaluation", "training"), ("evaluation", "methods"), ("features", "methods")} & set(edges(graph))
 
 
 def test_every_module_has_a_place_in_the_order(graph):
