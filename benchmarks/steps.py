@@ -17,8 +17,8 @@ from unitsphere.common.devices import pick_precision
 from unitsphere.common.randomness import generator
 from unitsphere.config.config import Config
 from unitsphere.config.layers import Layer
+from unitsphere.methods.build import build_learner
 from unitsphere.methods.catalogue import find_method
-from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.learner import Learner, Moment
 from unitsphere.methods.resolve import resolve
 from unitsphere.modules.queue import KeyQueue

@@ -9,7 +9,7 @@ from unitsphere.common.distributed import average, averaging_gradients, gather, 
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator
 from unitsphere.config.layers import Layer
-from unitsphere.methods.learners.build import build_learner
+from unitsphere.methods.build import build_learner
 from unitsphere.methods.learners.learner import Moment
 from unitsphere.methods.resolve import resolve
 from unitsphere.modules.norms import groups_of

@@ -203,7 +203,7 @@ def test_training_leaves_the_evaluated_backbone_as_it_is(trained):
     """The backbone that is loaded is the one that was trained: features from the checkpoint by hand agree."""
     from unitsphere.data.loader import Loader
     from unitsphere.data.source import open_images
-    from unitsphere.methods.learners.build import build_learner
+    from unitsphere.methods.build import build_learner
 
     tensors, meta = trained.latest()
     method = build_learner(trained.config)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from unitsphere.config.layers import Layer
-from unitsphere.methods.learners.build import build_learner
+from unitsphere.methods.build import build_learner
 from unitsphere.methods.resolve import resolve
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.training.step import PlainStep

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import lots
 from unitsphere.config.layers import Layer
+from unitsphere.methods.build import build_learner
 from unitsphere.methods.learners import contrastive
-from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.contrastive import ContrastiveLearner, LossSettings
 from unitsphere.methods.learners.dispersion import Dispersion
 from unitsphere.methods.learners.health import signs_of_health

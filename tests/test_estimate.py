@@ -7,8 +7,8 @@ from conftest import SMALL, command
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.config.layers import Layer
 from unitsphere.data import loader
+from unitsphere.methods.build import build_learner
 from unitsphere.methods.learners import contrastive
-from unitsphere.methods.learners.build import build_learner
 from unitsphere.optimisation.optimisers import build_optimizer
 from unitsphere.runs.run import Run
 from unitsphere.training.estimate import (

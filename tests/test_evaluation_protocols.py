@@ -22,7 +22,8 @@ from unitsphere.common.errors import UsageError
 from unitsphere.data.source import open_parts
 from unitsphere.evaluation.backbone import JudgedBackbone, Judgement, LabelledImages
 from unitsphere.evaluation.options import Architecture, Options
-from unitsphere.evaluation.protocols import PROTOCOLS, checked
+from unitsphere.evaluation.protocols import PROTOCOLS
+from unitsphere.evaluation.settings import checked
 from unitsphere.runs.loading import ARCHITECTURE, load
 from unitsphere.studies.judging import settings_of
 

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 import unitsphere
 from unitsphere.config.layers import Layer
+from unitsphere.methods.build import build_learner
 from unitsphere.methods.learners import contrastive
-from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.learner import Moment
 from unitsphere.methods.resolve import resolve
 from unitsphere.objectives.contrastive import NOTHING

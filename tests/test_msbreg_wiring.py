@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 import unitsphere
 from unitsphere.common.randomness import generator
 from unitsphere.config.layers import Layer
-from unitsphere.methods.learners.build import build_learner
+from unitsphere.methods.build import build_learner
 from unitsphere.methods.learners.dispersion import brownian_directions
 from unitsphere.methods.learners.learner import Moment
 from unitsphere.methods.resolve import resolve

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from unitsphere.config.layers import Layer
-from unitsphere.methods.learners.build import build_learner
+from unitsphere.methods.build import build_learner
 from unitsphere.methods.learners.learner import Moment
 from unitsphere.methods.resolve import resolve
 from unitsphere.optimisation.optimisers import LARS, build_optimizer, parameter_groups

@@ -19,7 +19,7 @@ from unitsphere.common.errors import UsageError
 from unitsphere.common.outside import load_named
 from unitsphere.common.randomness import generator
 from unitsphere.config.layers import Layer
-from unitsphere.methods.learners.build import build_learner
+from unitsphere.methods.build import build_learner
 from unitsphere.methods.resolve import resolve
 from unitsphere.runs.run import Run
 

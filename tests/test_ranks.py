@@ -20,8 +20,8 @@ from unitsphere.common.distributed import (
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.common.randomness import generator
 from unitsphere.config.layers import Layer
+from unitsphere.methods.build import build_learner
 from unitsphere.methods.catalogue import find_method
-from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.learner import Moment
 from unitsphere.methods.resolve import resolve
 from unitsphere.runs.run import Run

@@ -7,7 +7,7 @@ from unitsphere.common.randomness import generator
 from unitsphere.config.images import policies
 from unitsphere.config.layers import Layer
 from unitsphere.evaluation.recipes import LINEAR_RECIPES
-from unitsphere.methods.learners.build import build_learner
+from unitsphere.methods.build import build_learner
 from unitsphere.methods.learners.learner import Moment
 from unitsphere.methods.resolve import resolve
 from unitsphere.studies import find

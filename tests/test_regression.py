@@ -18,7 +18,7 @@ from unitsphere.common.distributed import average, averaging_gradients, gather, 
 from unitsphere.common.randomness import generator
 from unitsphere.config.images import policies
 from unitsphere.config.layers import Layer
-from unitsphere.methods.learners.build import build_learner
+from unitsphere.methods.build import build_learner
 from unitsphere.methods.learners.dispersion import Dispersion, brownian_directions
 from unitsphere.methods.learners.learner import Moment
 from unitsphere.methods.resolve import resolve

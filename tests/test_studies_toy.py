@@ -14,7 +14,7 @@ from unitsphere.common.randomness import generator
 from unitsphere.objectives import info_nce
 from unitsphere.studies import STUDIES, find
 from unitsphere.studies.critics import Encoders, batch_losses, bound, correlation, estimate
-from unitsphere.studies.gaussian_pairs import PairSettings
+from unitsphere.studies.pair_settings import PairSettings
 from unitsphere.studies.run import run_study
 
 CPU = torch.device("cpu")

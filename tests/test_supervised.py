@@ -12,7 +12,7 @@ import unitsphere
 from unitsphere.common.errors import UsageError
 from unitsphere.common.terminal import describe
 from unitsphere.config.layers import Layer
-from unitsphere.methods.learners.build import build_learner
+from unitsphere.methods.build import build_learner
 from unitsphere.methods.resolve import resolve
 from unitsphere.training.loop import Stopped
 

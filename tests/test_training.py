@@ -17,7 +17,7 @@ from unitsphere.config.layers import Layer
 from unitsphere.config.sizing import Facts
 from unitsphere.data.source import open_images
 from unitsphere.jobs.pretrain import choose_speed
-from unitsphere.methods.learners.build import build_learner
+from unitsphere.methods.build import build_learner
 from unitsphere.methods.learners.learner import Moment
 from unitsphere.methods.resolve import resolve
 from unitsphere.optimisation.optimisers import build_optimizer

@@ -22,7 +22,7 @@ from unitsphere.data.source import open_images
 from unitsphere.evaluation.linear import linear
 from unitsphere.evaluation.recipes import LINEAR_RECIPES, LinearRecipe, adapted
 from unitsphere.features.extract import CachedFeatures
-from unitsphere.methods.learners.build import build_learner
+from unitsphere.methods.build import build_learner
 from unitsphere.methods.learners.learner import Moment
 from unitsphere.methods.resolve import resolve
 from unitsphere.modules.norms import part_batch_norms

@@ -24,6 +24,8 @@ from unitsphere.runs.run import Run, now
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+__all__ = ["Analysis", "analyse"]
+
 Result = dict[str, Any]
 
 

@@ -13,10 +13,10 @@ from unitsphere.analysis.replay import Replay, Snapshot, contrastive
 from unitsphere.analysis.request import AnalysisRequest, number, numbers, three
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator
-from unitsphere.methods.learners.build import mixing as mixing_of
 from unitsphere.methods.learners.contrastive import ContrastiveLearner
 from unitsphere.methods.learners.health import highest_score, proxy_accuracy
 from unitsphere.methods.learners.negatives import Comparison
+from unitsphere.methods.mochi import mixing as mixing_of
 from unitsphere.objectives.contrastive import NOTHING, scores
 from unitsphere.objectives.mixing import Mixing, Synthetic, synthesise
 from unitsphere.runs.run import Run

@@ -18,9 +18,9 @@ from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator
 from unitsphere.config.layers import Layer
 from unitsphere.data.loader import Loader
+from unitsphere.methods.build import build_learner
 from unitsphere.methods.catalogue import find_method
 from unitsphere.methods.contrastive import ContrastiveConfig
-from unitsphere.methods.learners.build import build_learner
 from unitsphere.methods.learners.contrastive import ContrastiveLearner
 from unitsphere.methods.learners.learner import Moment
 from unitsphere.methods.learners.negatives import Comparison

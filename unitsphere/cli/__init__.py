@@ -10,11 +10,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from unitsphere import __version__
 from unitsphere.cli import analyse, data, doctor, evaluate, pretrain, study
 from unitsphere.cli.command import Parser
 from unitsphere.common.allocator import fast_cpu
 from unitsphere.common.errors import UnitsphereError, UsageError, nearest
+from unitsphere.common.version import __version__
+
+__all__ = ["main"]
 
 CALLED_ELSEWHERE = {
     "wd": "weight-decay",

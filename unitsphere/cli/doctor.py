@@ -47,9 +47,9 @@ def examine() -> dict[str, Any]:
     import torch
     from torch import distributed
 
-    from unitsphere import __version__
     from unitsphere.common.allocator import fast_cpu
     from unitsphere.common.machine import free_memory, worker_count
+    from unitsphere.common.version import __version__
     from unitsphere.data.workers import CAN_FORK
 
     packages = ("torch", "torchvision", "triton", "numpy", "pillow", "safetensors", *EXTRAS)

@@ -13,7 +13,8 @@ from unitsphere.cli.command import add_command, print_broken, whole_numbers, wor
 from unitsphere.common.errors import UsageError
 from unitsphere.common.outside import installed_names
 from unitsphere.evaluation.options import Architecture, Options
-from unitsphere.evaluation.protocols import GROUP, PROTOCOLS, Settings, find_protocol
+from unitsphere.evaluation.protocols import GROUP, PROTOCOLS, find_protocol
+from unitsphere.evaluation.settings import Settings
 
 FEW = 100  # judged images: one of fewer is more than a point
 ALSO = {"recipe": ["--as"]}  # other spellings of an option

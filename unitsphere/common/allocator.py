@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import platform
 
+__all__ = ["fast_cpu"]
+
 # Parameters of glibc's mallopt, from malloc.h, and their values.
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3
 SETTINGS = {MMAP_THRESHOLD: 2**30, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 256 * 2**20}

@@ -13,6 +13,8 @@ from torch import Tensor
 from unitsphere.common.distributed import launched, local_rank
 from unitsphere.common.errors import UnitsphereError, UsageError
 
+__all__ = ["pick_device"]
+
 TRITON = find_spec("triton") is not None
 
 

@@ -18,6 +18,8 @@ from torch import distributed as dist
 
 from unitsphere.common.errors import UnitsphereError
 
+__all__ = ["average", "gather", "gather_with_gradient", "mine", "process_group", "rank", "world"]
+
 PATIENCE = timedelta(minutes=30)  # how long a rank waits for the others: rank 0 may evaluate meanwhile
 
 

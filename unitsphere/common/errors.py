@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+__all__ = ["UnitsphereError", "UsageError"]
+
 
 class UnitsphereError(Exception):
     """Something failed on the way. The command prints the message and exits with status 1. of_all: of several

@@ -11,6 +11,8 @@ import hashlib
 import torch
 from torch import Tensor
 
+__all__ = ["generator", "lots", "stream", "uniform"]
+
 
 def stream(seed: int, purpose: str, *counters: int) -> int:
     """A 63-bit seed of its own for each (seed, purpose, counters)."""

@@ -16,6 +16,8 @@ from unitsphere.config.fields import (
     ViewFields,
 )
 
+__all__ = ["Config"]
+
 # These fields change how a run is carried out, but not what it is.
 INCIDENTAL = {"device", "resident", "workers", "accumulate", *RunningFields.model_fields}
 # A resumed run may change these. `data` may only name the same images at another place, which is checked. Any other

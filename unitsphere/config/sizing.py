@@ -8,6 +8,8 @@ from typing import Any
 
 from unitsphere.config.layers import Patch
 
+__all__ = ["Facts"]
+
 
 @dataclass(frozen=True)
 class Facts:

@@ -9,6 +9,8 @@ from unitsphere.config.config import Config
 from unitsphere.modules.names import RESNETS, WIDE
 from unitsphere.views.policies import Policy
 
+__all__ = ["UNUSED", "Unused"]
+
 
 class Unused(NamedTuple):
     """fields: these do nothing when `when` holds of the configuration, because of `because`."""

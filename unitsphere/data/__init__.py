@@ -1,1 +1,3 @@
 """Where images come from."""
+
+__all__ = ["images", "loader", "pack", "source"]

@@ -12,6 +12,8 @@ import numpy as np
 from unitsphere.common.errors import UsageError
 from unitsphere.data.names import picked
 
+__all__ = ["Images"]
+
 
 def evenly(count: int, limit: int) -> np.ndarray:
     """Up to `limit` indices, evenly spaced over `count` images, first and last among them."""

@@ -19,6 +19,8 @@ from unitsphere.data.workers import CAN_FORK, DecodeMany, Outcome, Submit, decod
 from unitsphere.images.canvas import Canvas
 from unitsphere.images.decode import BrokenImage, decode, formats, jpeg_decoder
 
+__all__ = ["Loader", "channel_statistics"]
+
 AHEAD = 4  # batches in the making while one is used
 PART = 16  # images of a batch that a worker decodes at a time
 CHUNK = 64  # the same when everything is made resident

@@ -35,6 +35,8 @@ from unitsphere.data.names import StoredNames
 from unitsphere.images.decode import BrokenImage
 from unitsphere.images.encode import packable
 
+__all__ = ["open_pack", "pack"]
+
 FORMAT = "unitsphere-pack-1"
 FORMATS = (FORMAT, "antipode-pack-1")  # the same under the name that the package had until November 2026
 HEADER_SPACE = 4096  # with the 8 bytes before it: the first tensor begins on a page

@@ -1,1 +1,3 @@
 """Protocols: a backbone and labelled data in, a number out."""
+
+__all__ = ["backbone", "embed", "evaluate", "protocols", "settings"]

@@ -21,6 +21,8 @@ from unitsphere.features.extract import extract
 from unitsphere.features.inputs import class_numbers, usable_rows
 from unitsphere.runs.loading import Loaded
 
+__all__ = ["JudgedBackbone", "Judgement", "LabelledImages", "LinearModel"]
+
 
 @dataclass(frozen=True)
 class LabelledImages:

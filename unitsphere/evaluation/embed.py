@@ -22,9 +22,11 @@ from unitsphere.evaluation.backbone import JudgedBackbone, as_trained
 from unitsphere.evaluation.embedding import check_path, check_picture, near_duplicates, neighbour_sheet, save_features
 from unitsphere.evaluation.evaluate import MEMORY_ADVICE, check_classes, data_name
 from unitsphere.evaluation.options import Options
-from unitsphere.evaluation.protocols import checked
+from unitsphere.evaluation.settings import checked
 from unitsphere.features.inputs import usable_rows
 from unitsphere.runs.loading import Spec, load
+
+__all__ = ["Embedded", "embed"]
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,11 @@ from unitsphere.data.images import Images
 from unitsphere.data.source import Data, open_parts
 from unitsphere.evaluation.backbone import JudgedBackbone, LabelledImages, Split, as_trained
 from unitsphere.evaluation.options import Architecture, Options
-from unitsphere.evaluation.protocols import PROTOCOLS, Protocol, Settings, checked, find_protocol
+from unitsphere.evaluation.protocols import PROTOCOLS, Protocol, find_protocol
+from unitsphere.evaluation.settings import Settings, checked
 from unitsphere.runs.loading import Spec, load
+
+__all__ = ["evaluate"]
 
 MEMORY_ADVICE = "Lower --batch-size, or --image-size for what is no run."
 

@@ -21,8 +21,8 @@ from unitsphere.common.randomness import generator
 from unitsphere.data.loader import Loader
 from unitsphere.evaluation.backbone import JudgedBackbone, Judgement, LabelledImages, accuracies
 from unitsphere.evaluation.linear import Layers, count_classes, first_weights, tenth_to_choose_on, top_accuracies
-from unitsphere.evaluation.protocols import FinetuneSettings
 from unitsphere.evaluation.recipes import FINE_TUNING_RECIPES, FineTuningRecipe, adapted
+from unitsphere.evaluation.settings import FinetuneSettings
 from unitsphere.features.extract import encode, extract, forward, fresh_views, frozen
 from unitsphere.features.inputs import class_numbers, usable_rows
 from unitsphere.modules.norms import GroupedBatchNorm

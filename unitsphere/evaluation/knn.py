@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unitsphere.common.errors import UsageError
 from unitsphere.evaluation.backbone import JudgedBackbone, Judgement, LabelledImages
-from unitsphere.evaluation.protocols import KnnSettings
+from unitsphere.evaluation.settings import KnnSettings
 from unitsphere.features.knn import knn
 
 USUAL_K = (20, 200)

@@ -17,8 +17,8 @@ from torch.nn.functional import one_hot
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.common.randomness import generator
 from unitsphere.evaluation.backbone import JudgedBackbone, Judgement, LabelledImages, LinearModel, accuracies
-from unitsphere.evaluation.protocols import LinearSettings
 from unitsphere.evaluation.recipes import LINEAR_RECIPES, TRANSFER, LinearRecipe, adapted
+from unitsphere.evaluation.settings import LinearSettings
 from unitsphere.features.extract import AugmentedFeatures, CachedFeatures, Features
 from unitsphere.features.inputs import class_numbers, require_finite, stratified_split, usable_rows
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from unitsphere.common.errors import check_word
-from unitsphere.evaluation.protocols import several
+from unitsphere.evaluation.settings import several
 
 FEATURES = ("backbone", "embedding")
 

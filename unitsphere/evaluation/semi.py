@@ -15,7 +15,7 @@ from unitsphere.data.lists import read_text
 from unitsphere.data.subsets import keep_fraction
 from unitsphere.evaluation import finetune
 from unitsphere.evaluation.backbone import JudgedBackbone, Judgement, LabelledImages
-from unitsphere.evaluation.protocols import SemiSettings
+from unitsphere.evaluation.settings import SemiSettings
 from unitsphere.features.inputs import class_numbers
 
 FEW = 0.03  # a share of labels nearer to 1 % than to 10 %: the encoder is frozen

@@ -23,7 +23,7 @@ from unitsphere.common.machine import worker_count
 from unitsphere.common.randomness import generator
 from unitsphere.evaluation.backbone import JudgedBackbone, Judgement, LabelledImages, LinearModel, class_names
 from unitsphere.evaluation.linear import refuse_unknown_classes
-from unitsphere.evaluation.protocols import Settings
+from unitsphere.evaluation.settings import Settings
 from unitsphere.features.inputs import class_marks
 
 

@@ -1,1 +1,3 @@
-"""What a backbone says about images, and the neighbours among it."""
+"""The features that a frozen backbone gives of images, and their nearest neighbours."""
+
+__all__ = ["extract", "knn"]

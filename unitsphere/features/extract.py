@@ -19,6 +19,8 @@ from unitsphere.views.draw import draw
 from unitsphere.views.evaluation import Preprocess
 from unitsphere.views.policies import POLICIES, Policy
 
+__all__ = ["extract"]
+
 BATCH = 256
 PIXELS_AT_ONCE = 1024 * 32**2
 VALUES_WAITING = 2**26  # features that stay on the device before they are fetched

@@ -20,6 +20,8 @@ from torch.nn.functional import normalize
 from unitsphere.common.errors import UsageError
 from unitsphere.features.inputs import class_numbers, require_finite
 
+__all__ = ["knn", "neighbours"]
+
 QUERIES_AT_ONCE = 2048
 BANK_AT_ONCE = 16384
 BLOCKS_HELD = 32  # blocks of queries that are on the device at once: the bank passes by once for all of them

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+__all__ = ["Canvas"]
+
 
 @dataclass(frozen=True)
 class Canvas:

@@ -10,6 +10,8 @@ from unicodedata import combining, normalize
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+__all__ = ["contact_sheet"]
+
 PAPER = (250, 250, 248)
 MOUNT = (236, 236, 232)  # behind a picture that does not fill its tile
 INK = (60, 60, 64)

@@ -13,6 +13,8 @@ from PIL import Image, UnidentifiedImageError
 
 from unitsphere.common.errors import UnitsphereError
 
+__all__ = ["BrokenImage", "decode"]
+
 NPY_MAGIC = b"\x93NUMPY"
 JPEG_MAGIC = b"\xff\xd8\xff"
 APP1 = 0xE1

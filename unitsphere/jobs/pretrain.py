@@ -35,6 +35,8 @@ from unitsphere.training.speed import choose_speed
 from unitsphere.training.step import compile_networks
 from unitsphere.views.views import CustomView
 
+__all__ = ["pretrain"]
+
 
 @dataclass(frozen=True)
 class FromPython:

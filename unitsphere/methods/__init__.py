@@ -1,1 +1,3 @@
-"""The step, the families of methods and their named points."""
+"""Methods: what each one declares, and the learners that train."""
+
+__all__ = ["build", "catalogue", "contrastive", "declaration", "embedding", "learners", "regression"]

@@ -24,6 +24,8 @@ from unitsphere.methods.declaration import About, Method
 from unitsphere.methods.regression import RegressionMethod
 from unitsphere.methods.supervised import SupervisedMethod
 
+__all__ = ["METHODS", "find_method"]
+
 GROUP = "unitsphere.methods"  # entry points of other packages
 
 METHODS: dict[str, Method] = {

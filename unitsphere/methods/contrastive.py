@@ -17,12 +17,21 @@ from unitsphere.config.sizing import Facts, power_of_two
 from unitsphere.config.unused import Unused
 from unitsphere.methods import eqco, jcl, mochi
 from unitsphere.methods.declaration import Method
-from unitsphere.methods.embedding import EMBEDDING_UNUSED, DispersionFields, EmbeddingConfig, EmbeddingFields
+from unitsphere.methods.embedding import (
+    EMBEDDING_UNUSED,
+    DispersionFields,
+    EmbeddingConfig,
+    EmbeddingFields,
+    build_head,
+    dispersion,
+)
 
 if TYPE_CHECKING:
     from torch import nn
 
     from unitsphere.methods.learners.learner import Learner
+
+__all__ = ["ContrastiveConfig", "ContrastiveMethod"]
 
 
 class ContrastiveFields(Section):
@@ -122,9 +131,58 @@ class ContrastiveMethod(Method):
         return found
 
     def build(self, config: ContrastiveConfig, backbone: nn.Module, features: int) -> Learner:
-        from unitsphere.methods.learners.build import build_contrastive
+        from unitsphere.common.randomness import generator
+        from unitsphere.methods.learners.contrastive import ContrastiveLearner, LossSettings
+        from unitsphere.methods.learners.key_encoder import KeyEncoder
+        from unitsphere.methods.learners.negatives import NegativeSource
+        from unitsphere.modules.encoder import Encoder
+        from unitsphere.modules.norms import part_batch_norms
+        from unitsphere.modules.queue import KeyQueue
 
-        return build_contrastive(config, backbone, features)
+        encoder = Encoder(backbone, build_head(config, features))
+        # Groups keep both directions of a symmetric loss apart, so that one pass can hold them both.
+        at_once = config.symmetric and config.bn_groups > 1
+        part_batch_norms(encoder, config.bn_groups, batches=2 if at_once else 1)
+        loss = LossSettings(
+            config.temperature,
+            alpha=config.alpha,
+            alpha_on=config.alpha_on,
+            variance_weight=config.variance_weight,
+            variance_ramp=config.variance_ramp,
+            positives=config.positives,
+            symmetric=config.symmetric,
+        )
+        key_encoder = None
+        if config.key_encoder == "slow":
+            key_encoder = KeyEncoder(
+                config.key_momentum,
+                config.momentum_schedule,
+                keys=config.keys,
+                shuffles=config.bn_groups > 1,
+                chunks=jcl.key_chunks(config),
+                at_once=at_once,
+            )
+        negatives = NegativeSource(
+            config.negatives,
+            shared_draw=config.shared_draw,
+            both_views=config.both_views,
+            oracle=config.oracle,
+            normalise_mean=config.normalise_mean,
+        )
+        queue = None
+        if config.negatives_from == "queue":
+            random = generator(config.seed, "queue")
+            queue = KeyQueue(config.queue_size, config.dim, labelled=config.oracle, generator=random)
+        return ContrastiveLearner(
+            encoder,
+            loss,
+            key_encoder,
+            negatives,
+            queue,
+            mixing=mochi.mixing(config),
+            mixing_warmup=config.mixing_warmup,
+            dispersion=dispersion(config),
+        )
 
 
 def quick(steps: int, defaults: Patch) -> float:

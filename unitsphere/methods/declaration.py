@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from unitsphere.methods.learners.learner import Learner
 
+__all__ = ["About", "Method"]
+
 
 @dataclass(frozen=True)
 class About:

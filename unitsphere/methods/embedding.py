@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,13 @@ from unitsphere.config.config import Config
 from unitsphere.config.fields import Count, NotNegative, Probability, Section
 from unitsphere.config.unused import UNUSED, Unused
 from unitsphere.modules.names import Norm
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from unitsphere.methods.learners.dispersion import Dispersion
+
+__all__ = ["DispersionFields", "EmbeddingConfig", "EmbeddingFields"]
 
 
 class EmbeddingFields(Section):
@@ -58,6 +65,20 @@ def reconstructed(values: Mapping[str, Any]) -> list[str]:
     """Name the losses of a configuration whose formulas are reconstructed from MSBReg's supplement."""
     found = ["centroids"] if values.get("view_count", 2) > 2 else []
     return found + [f"{name}_loss" for name in ("singular", "brownian") if values.get(f"{name}_weight")]
+
+
+def build_head(config: EmbeddingConfig, features: int) -> nn.Module:
+    """Build the projection head. features: its input's dimensions."""
+    from unitsphere.modules.heads import projection_head
+
+    return projection_head(config.head, features, config.dim, config.hidden, config.head_norm)
+
+
+def dispersion(config: EmbeddingConfig) -> Dispersion:
+    """Build the forces that spread embeddings."""
+    from unitsphere.methods.learners.dispersion import Dispersion
+
+    return Dispersion(**{name: getattr(config, name) for name in DispersionFields.model_fields})
 
 
 def one_view(config: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from unitsphere.common.errors import UsageError
 from unitsphere.config.fields import Count, NotNegative, Section
 from unitsphere.config.layers import Patch
 from unitsphere.config.unused import Unused
@@ -37,6 +38,26 @@ def problems(c: Any) -> Iterator[str]:
         yield f"symmetric: it is for one key of an image; keys is {c.keys}"
     if c.positives == "repeated" and (c.negatives_from == "batch" or c.symmetric):
         yield "positives: repeated is for negatives_from queue, one way"
+
+
+def key_chunks(c: Any) -> int:
+    """Return the number of passes in which the keys of a step are encoded.
+
+    A pass holds whole groups of the norms, which changes nothing. There are at least as many passes as keys of an
+    image, so that a pass is no larger than the batch of one key, or as many as groups. One group has one pass, because
+    more passes would have other statistics.
+    """
+    from unitsphere.common.distributed import world
+
+    if c.key_chunks is not None:
+        keys = c.batch_size * c.keys // world()
+        if keys % c.key_chunks or keys == c.key_chunks:
+            raise UsageError(
+                f"key_chunks: given {c.key_chunks}; it must divide the {keys} keys of a step, with at least 2 a pass."
+            )
+        return int(c.key_chunks)
+    groups = max(1, c.bn_groups // world())
+    return next((passes for passes in range(c.keys, groups) if groups % passes == 0), groups)
 
 
 UNUSED = (

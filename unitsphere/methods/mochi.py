@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,9 @@ from unitsphere.config.layers import Patch
 from unitsphere.config.unused import Unused
 from unitsphere.methods.declaration import About
 from unitsphere.methods.moco import MOCO_V2, small
+
+if TYPE_CHECKING:
+    from unitsphere.objectives.mixing import Mixing
 
 
 class MixingFields(Section):
@@ -56,6 +59,26 @@ def notes(c: Any, at_hand: int) -> Iterator[str]:
         yield f"mixing_warmup: nothing is mixed before epoch {c.mixing_warmup + 1}, beyond this run."
     if c.mixes and c.hardest is not None and c.hardest > at_hand:
         yield f"hardest is {c.hardest}, but a query has {at_hand} negatives: all are taken."
+
+
+def mixing(c: Any) -> Mixing | None:
+    """Build the mixing of a configuration, where it has one."""
+    from unitsphere.objectives.mixing import Mixing
+
+    if not c.mixes:
+        return None
+    return Mixing(
+        hardest=c.hardest,
+        pairs=c.pairs,
+        with_query=c.with_query,
+        detach=c.mix_detach,
+        distinct=c.mix_distinct,
+        rank_by=c.mix_rank_by,
+        mix_in=c.mix_in,
+        weigh=c.mix_weigh,
+        draw_temperature=c.mix_temperature,
+        until=c.mix_until,
+    )
 
 
 UNUSED = (

@@ -13,12 +13,21 @@ from unitsphere.config.sizing import Facts
 from unitsphere.config.unused import Unused
 from unitsphere.methods.contrastive import quick
 from unitsphere.methods.declaration import Method
-from unitsphere.methods.embedding import EMBEDDING_UNUSED, DispersionFields, EmbeddingConfig, EmbeddingFields
+from unitsphere.methods.embedding import (
+    EMBEDDING_UNUSED,
+    DispersionFields,
+    EmbeddingConfig,
+    EmbeddingFields,
+    build_head,
+    dispersion,
+)
 
 if TYPE_CHECKING:
     from torch import nn
 
     from unitsphere.methods.learners.learner import Learner
+
+__all__ = ["RegressionConfig", "RegressionMethod"]
 
 
 class RegressionFields(Section):
@@ -74,6 +83,23 @@ class RegressionMethod(Method):
         return found | ({"hidden": 512, "dim": 128} if small and own.get("brownian_weight") else {})
 
     def build(self, config: RegressionConfig, backbone: nn.Module, features: int) -> Learner:
-        from unitsphere.methods.learners.build import build_regression
+        """The predictor is a projection head once more, from embedding to embedding."""
+        from torch import nn
 
-        return build_regression(config, backbone, features)
+        from unitsphere.methods.learners.regression import RegressionLearner
+        from unitsphere.modules.encoder import Projection
+        from unitsphere.modules.norms import part_batch_norms
+
+        encoder = Projection(backbone, build_head(config, features))
+        predictor = build_head(config, config.dim)
+        part_batch_norms(nn.ModuleList([encoder, predictor]), config.bn_groups)
+        return RegressionLearner(
+            encoder,
+            predictor,
+            views=config.view_count,
+            key_momentum=config.key_momentum,
+            momentum_schedule=config.momentum_schedule,
+            centroid=config.centroid,
+            dispersion=dispersion(config),
+            joint_statistics=config.joint_statistics,
+        )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from unitsphere.common.errors import UsageError
 from unitsphere.config.config import Config
 from unitsphere.config.fields import Count, Section
 from unitsphere.config.layers import Patch
@@ -39,9 +40,17 @@ class SupervisedMethod(Method):
     sections = (SupervisedFields,)
 
     def build(self, config: SupervisedConfig, backbone: nn.Module, features: int) -> Learner:
-        from unitsphere.methods.learners.build import build_supervised
+        from torch import nn
 
-        return build_supervised(config, backbone, features)
+        from unitsphere.methods.learners.supervised import SupervisedLearner
+        from unitsphere.modules.encoder import Projection
+        from unitsphere.modules.norms import part_batch_norms
+
+        if config.class_count is None:
+            raise UsageError("class_count: it must be given where there are no data to count the classes of.")
+        encoder = Projection(backbone, nn.Identity())
+        part_batch_norms(encoder, config.bn_groups)
+        return SupervisedLearner(encoder, nn.Linear(features, config.class_count))
 
 
 SMALL: Patch = {"base_lr": 0.1, "warmup_epochs": 5, "lr_update": "step", "nesterov": True, "epochs": 200}

@@ -17,6 +17,8 @@ from unitsphere.common.outside import load_named, names_code
 from unitsphere.modules.fused_blocks import fuse_norms, uses_kernels
 from unitsphere.modules.names import BACKBONES, BUILT_IN, TINY, WIDE, check_backbone
 
+__all__ = ["build_backbone", "feature_dim"]
+
 
 class TinyResNet(nn.Module):
     """A ResNet for CPUs and tests: a 3x3 stem and three residual blocks of 16, 32 and 64 channels."""

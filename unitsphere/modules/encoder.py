@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+__all__ = ["Encoder", "Projection"]
+
 
 class Encoder(nn.Module):
     """A backbone and a head; images (N, C, H, W) to unit vectors (N, dim), in float32 at least."""

@@ -8,6 +8,8 @@ from unitsphere.modules.image_norms import use_norm
 from unitsphere.modules.names import Norm
 from unitsphere.modules.norms import batch_norms
 
+__all__ = ["projection_head"]
+
 
 def projection_head(kind: str, features: int, dim: int, hidden: int | None = None, norm: Norm = "batch") -> nn.Module:
     """A head by name; hidden is as wide as the features unless given. norm: of the heads that have one.

@@ -20,6 +20,8 @@ from torch.nn import functional as F
 from unitsphere.common.distributed import gather_with_gradient, world
 from unitsphere.common.errors import UsageError
 
+__all__ = ["GroupedBatchNorm", "SynchronisedBatchNorm", "part_batch_norms"]
+
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d
 Part = TypeVar("Part")
 

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+__all__ = ["KeyQueue"]
+
 UNLABELLED = -1
 
 

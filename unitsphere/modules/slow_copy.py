@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+__all__ = ["follow", "slow_copy"]
+
 
 def slow_copy(module: nn.Module) -> nn.Module:
     """An equal module that takes no gradient."""

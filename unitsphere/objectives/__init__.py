@@ -2,4 +2,4 @@
 
 from unitsphere.objectives.contrastive import info_nce
 
-__all__ = ["info_nce"]
+__all__ = ["contrastive", "geometry", "info_nce", "mixing", "regression"]

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+__all__ = ["alignment", "effective_rank", "evenness", "feature_deviation", "uniformity"]
+
 
 def alignment(x: Tensor, y: Tensor) -> Tensor:
     """E |x - y|^2 over positive pairs (x[n], y[n]), both (N, D), l2-normalised here. From 0 to 4."""

@@ -31,6 +31,8 @@ from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import lots, uniform
 from unitsphere.objectives.contrastive import NOTHING
 
+__all__ = ["Mixing", "synthesise"]
+
 GATHERED = 2**26  # bytes that the gathered parents may take at a time
 LEAST_CHANCE = 1e-12  # of a negative in a softmax draw: what float64 can still tell from nothing beside the others
 TIE = 1e-5  # of a score: two that are nearer are equal

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+__all__ = ["brownian_loss", "centroid_loss", "correlation_loss", "gram_loss", "nuclear_loss"]
+
 
 def centroid_loss(predictions: Tensor, targets: Tensor, form: str = "others") -> Tensor:
     """Twice the mean squared distance between centroids of the views of an image. A reconstruction.

@@ -1,1 +1,3 @@
 """Optimisers and schedules, for training, linear evaluation and fine-tuning alike."""
+
+__all__ = ["optimisers", "schedules"]

@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+__all__ = ["LARS", "build_optimizer"]
+
 ETA = 1e-3  # LARS's trust coefficient
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+__all__ = ["learning_rate"]
+
 FIRST = 1e-3  # of the rate, in the first step of a warm-up of the kind `times`
 
 

@@ -1,1 +1,3 @@
 """A run's folder: its record, checkpoints, metrics, results, locks."""
+
+__all__ = ["loading", "record", "run"]

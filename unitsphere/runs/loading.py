@@ -27,6 +27,8 @@ from unitsphere.views.evaluation import Preprocess
 from unitsphere.weights.files import load_tensors, read_weights
 from unitsphere.weights.names import fill, part, published
 
+__all__ = ["Loaded", "load", "load_backbone", "load_transform"]
+
 Spec = str | os.PathLike[str]
 ONLINE = "method.online."
 BACKBONE = ONLINE + "backbone."

@@ -16,6 +16,8 @@ from unitsphere.config.config import Config
 from unitsphere.methods.embedding import reconstructed
 from unitsphere.methods.resolve import Resolved, explain
 
+__all__ = ["HeadRecord", "Record"]
+
 
 class HeadRecord(BaseModel):
     """How a projection head is built again: see modules/heads.py."""

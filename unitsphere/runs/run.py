@@ -31,16 +31,18 @@ import torch
 import torchvision
 from torch import Tensor
 
-import unitsphere
 from unitsphere.common.distributed import rank
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.common.files import write_text
 from unitsphere.common.terminal import warn
+from unitsphere.common.version import __version__
 from unitsphere.config.config import Config
 from unitsphere.config.layers import Layer, read_file
 from unitsphere.methods.resolve import Resolved, resolve
 from unitsphere.runs.record import Record
 from unitsphere.weights.files import FORMAT, load_tensors, save_tensors
+
+__all__ = ["Run"]
 
 try:
     import fcntl
@@ -153,7 +155,7 @@ class Run:
         """Make the folder and write down what is about to happen. A resumed run keeps its first account."""
         about = {
             "format": FORMAT,
-            "unitsphere": unitsphere.__version__,
+            "unitsphere": __version__,
             "commit": commit(),
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -271,7 +273,7 @@ def now() -> str:
 
 def commit() -> str | None:
     """The commit of unitsphere itself, where it runs from a checkout."""
-    checkout = Path(unitsphere.__file__).parents[1]
+    checkout = Path(__file__).parents[2]
     if not (checkout / ".git").exists():
         return None
     try:

@@ -23,6 +23,8 @@ from unitsphere.studies import (
 )
 from unitsphere.studies.study import Study
 
+__all__ = ["STUDIES", "find", "run", "study"]
+
 ALL = (
     *(eqco.TABLE_5, eqco_cifar10.CIFAR10, *eqco_imagenet.STUDIES, *eqco_figures.STUDIES),
     *(jcl_cifar10.CIFAR10, *jcl.STUDIES),

@@ -17,7 +17,7 @@ from unitsphere.common.devices import send
 from unitsphere.common.errors import UnitsphereError
 from unitsphere.common.randomness import generator
 from unitsphere.objectives.contrastive import NOTHING, Negatives, contrastive_loss
-from unitsphere.studies.gaussian_pairs import PairSettings
+from unitsphere.studies.pair_settings import PairSettings
 
 TICK = 20  # batches between two looks at the progress
 

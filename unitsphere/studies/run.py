@@ -20,13 +20,15 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-import unitsphere
 from unitsphere.common.errors import UsageError
 from unitsphere.common.files import refuse_unwritable, write_text
+from unitsphere.common.version import __version__
 from unitsphere.studies.costs import missing
 from unitsphere.studies.kept import Kept, made_by, makers, told
 from unitsphere.studies.study import Begun, Cell, Job, Settings, Study, Table, in_common, label, on_other, shown
 from unitsphere.studies.verdicts import NOT_COMPARABLE, NOT_MEASURED
+
+__all__ = ["run_study"]
 
 
 def run_study(
@@ -80,7 +82,7 @@ def compute(
     if lacking := missing(name for job in waiting.values() for name in study.runner.data(job.given, store)):
         raise UsageError("\n".join(f"data: {line}" for line in lacking))
     several = any(len(own) > 1 for _, own in jobs)
-    maker = {"unitsphere": unitsphere.__version__, "commit": commit()}  # before hours in which the checkout may move on
+    maker = {"unitsphere": __version__, "commit": commit()}  # before hours in which the checkout may move on
     number, began = 0, time.monotonic()
     for event in study.runner.run(list(waiting.values()), store, device):
         if isinstance(event, Begun):
@@ -212,7 +214,7 @@ def collect(
         "seeds": list(seeds),
         "cells": cells,
         "claims": judge_claims(study, cells, given, changed),
-        "unitsphere": unitsphere.__version__,
+        "unitsphere": __version__,
         "time": now(),
     }
 

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 from unitsphere.common.errors import check_word
 from unitsphere.studies.verdicts import NOT_MEASURED, verdict
 
+__all__ = ["Cell", "Claim", "Study"]
+
 Settings = Mapping[str, Any]
 
 

@@ -1,1 +1,3 @@
-"""The loop, optimisers, schedules, checkpoints, telemetry, and the run's folder."""
+"""Training: preparing a run, the loop, the step, checkpoints, telemetry and hooks."""
+
+__all__ = ["hooks"]

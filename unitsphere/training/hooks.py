@@ -11,6 +11,8 @@ from typing import Any
 
 from unitsphere.common.errors import UnitsphereError
 
+__all__ = ["StopTraining"]
+
 
 class StopTraining(Exception):
     """Stop the run from within `on_step` or `on_epoch`: raise it, or return it.

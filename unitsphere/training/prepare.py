@@ -25,7 +25,7 @@ from unitsphere.data.sharing import loader as loader_of
 from unitsphere.data.source import open_images, refuse_unnamed_source
 from unitsphere.features.extract import extract
 from unitsphere.images.decode import BrokenImage, decode
-from unitsphere.methods.learners.build import build_learner
+from unitsphere.methods.build import build_learner
 from unitsphere.methods.learners.learner import Learner
 from unitsphere.methods.resolve import Request, Resolved, request
 from unitsphere.methods.supervised import SupervisedConfig

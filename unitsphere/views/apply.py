@@ -17,6 +17,8 @@ from unitsphere.images.canvas import Canvas
 from unitsphere.views.draw import CONTRAST, HUE, SATURATION, Table
 from unitsphere.views.render import NO_BLUR, Frame, Render, render
 
+__all__ = ["apply"]
+
 CHUNK_BYTES = 256 * 2**20  # of padded float32 pixels at a time: a batch of large photos must fit
 
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from unitsphere.views.policies import Policy
 
+__all__ = ["Table", "draw"]
+
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 TRIES = 10  # proposals of RandomResizedCrop before it falls back to the centre
 

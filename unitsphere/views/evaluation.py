@@ -17,6 +17,8 @@ from unitsphere.views.apply import can_fuse, render_views
 from unitsphere.views.policies import Policy
 from unitsphere.views.render import NO_BLUR, Frame
 
+__all__ = ["Preprocess"]
+
 
 @dataclass(frozen=True)
 class Preprocess:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+__all__ = ["POLICIES", "Policy"]
+
 Range = tuple[float, float]
 
 _PROBABILITIES = ("jitter", "grey", "blur", "solarise", "flip")

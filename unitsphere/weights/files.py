@@ -18,6 +18,8 @@ from torch import Tensor
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.common.files import replacing
 
+__all__ = ["load_tensors", "read_weights", "save_tensors"]
+
 META, OLD_META = "unitsphere", "antipode"  # the package was called antipode until November 2026
 FORMAT = 2  # of what the metadata says; files without a number are of format 1
 

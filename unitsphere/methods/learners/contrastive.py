@@ -29,6 +29,8 @@ from unitsphere.modules.slow_copy import momentum_at
 from unitsphere.objectives.contrastive import info_nce
 from unitsphere.objectives.mixing import Mixing, synthesise
 
+__all__ = ["ContrastiveLearner", "LossSettings"]
+
 
 @dataclass(frozen=True)
 class LossSettings:

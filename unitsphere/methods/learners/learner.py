@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from unitsphere.common.distributed import rank
 from unitsphere.modules.norms import refuse_shared_statistics, split_groups
 
+__all__ = ["Learner", "Moment", "StepOutput"]
+
 Inputs = Mapping[str, Tensor]
 
 

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from unitsphere.common.randomness import lots
 from unitsphere.modules.queue import KeyQueue
 
+__all__ = ["Comparison", "NegativeSource"]
+
 
 class Comparison(NamedTuple):
     """What a query is compared with.

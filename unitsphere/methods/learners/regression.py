@@ -18,6 +18,8 @@ from unitsphere.modules.encoder import Projection
 from unitsphere.modules.slow_copy import follow, momentum_at, slow_copy
 from unitsphere.objectives.regression import centroid_distance, centroid_loss, image_spread, pair_distance
 
+__all__ = ["RegressionLearner"]
+
 
 class RegressionLearner(Learner):
     """One step of the family.
