@@ -178,8 +178,8 @@ class Loader:
         count = self.count
         sample = evenly(count, SAMPLE).tolist()
         with decoding(self._decode, self.workers, processes=False) as submit:
-            decoded = [submit(self._decode_part, [index]) for index in sample]
-            sizes = [canvas.pixels.nbytes for _, canvas in (future.result() for future in decoded) if canvas is not None]
+            parts = [future.result() for future in [submit(self._decode_part, [index]) for index in sample]]
+            sizes = [canvas.pixels.nbytes for _, canvas in parts if canvas is not None]
         if not sizes:
             return False
         expected = sum(sizes) / len(sizes) * count
