@@ -29,6 +29,7 @@ from unitsphere.methods.embedding import (
 if TYPE_CHECKING:
     from torch import nn
 
+    from unitsphere.methods.learners.contrastive import ContrastiveLearner
     from unitsphere.methods.learners.learner import Learner
 
 __all__ = ["ContrastiveConfig", "ContrastiveMethod"]
@@ -92,9 +93,10 @@ class ContrastiveConfig(mochi.MixingFields, jcl.JointFields, ContrastiveFields, 
 
 
 class ContrastiveMethod(Method):
-    """A named point of the family. A loss of one's own for it is a subclass whose learner overrides `loss`."""
+    """A named point of the family. A loss of one's own for it is a subclass whose `learner` overrides `objective`."""
 
     family = "contrastive"
+    learner: type[ContrastiveLearner] | None = None  # by default the family's own
     Config = ContrastiveConfig
     sections = (EmbeddingFields, ContrastiveFields, jcl.JointFields, mochi.MixingFields, DispersionFields)
     has_embedding_head = True
@@ -173,7 +175,7 @@ class ContrastiveMethod(Method):
         if config.negatives_from == "queue":
             random = generator(config.seed, "queue")
             queue = KeyQueue(config.queue_size, config.dim, labelled=config.oracle, generator=random)
-        return ContrastiveLearner(
+        return (self.learner or ContrastiveLearner)(
             encoder,
             loss,
             key_encoder,

@@ -124,7 +124,8 @@ class ContrastiveLearner(Learner):
                     mask=mask,
                 )
             extra_scores = None if synthetic is None else synthetic.scores
-            losses.append(info_nce(query, positives, negatives, extra_scores=extra_scores, mask=mask, **how))
+            with torch.autocast(query.device.type, enabled=False):
+                losses.append(self.objective(query, positives, negatives, extra_scores=extra_scores, mask=mask, **how))
             mixed.append(synthetic)
         loss = torch.stack(losses).sum()
 
@@ -142,6 +143,10 @@ class ContrastiveLearner(Learner):
 
         # The keys enter the queue when the step is over (`finish`), so that no query meets its own key there.
         return StepOutput(loss, health, embeddings[:, 0].detach(), entering)
+
+    def objective(self, query: Tensor, keys: Tensor, negatives: Tensor, **how: Any) -> Tensor:
+        """Compute the loss of n queries, a mean. Arguments and settings as of `info_nce`; subclasses may override it."""
+        return info_nce(query, keys, negatives, **how)
 
     def queries(self, views: Sequence[Tensor]) -> Sequence[Tensor]:
         """Encode the queries of each direction (N, D).
