@@ -106,7 +106,7 @@ def test_embeddings_come_with_file_names_and_neighbours(trained, tmp_path):
 def test_a_pack_gives_the_same_run_as_its_folder(trained, tmp_path):
     run, data, _ = trained
     packed = tmp_path / "data.pack"
-    done = command("pack", data, packed)
+    done = command("pack", "--data", data, "--out", packed, "--quiet")
     assert done.returncode == 0 and "80" in done.stdout, done.stderr
     done = command("pretrain", "moco-v2", "--data", packed, "--out", tmp_path / "run", *QUICK, "--resident", "false")
     assert done.returncode == 0, done.stderr
@@ -292,23 +292,34 @@ def test_lists_answer_and_help_covers_every_field():
 
 
 def test_preview_writes_a_picture(photos, tmp_path):
-    done = command("data", "preview", photos, "--out", tmp_path / "p.png", "--images", "3", "--count", "4")
+    done = command(
+        "data", "preview", "--data", photos, "--out", tmp_path / "p.png", "--images", "3", "--view-count", "4"
+    )
     assert done.returncode == 0, done.stderr
     assert min(Image.open(tmp_path / "p.png").size) > 100
-    refused(command("data", "preview", photos, "--out", tmp_path / "p.png", "--views", "moco"), "moco", "Did you mean")
+    refused(
+        command("data", "preview", "--data", photos, "--out", tmp_path / "p.png", "--views", "moco"),
+        "moco",
+        "Did you mean",
+    )
 
 
 def test_preview_names_the_images_that_cannot_be_read(photos, tmp_path):
     (photos / "0007.png").write_bytes(b"not an image")
-    done = command("data", "preview", photos, "--out", tmp_path / "p.png", "--images", "60", "--count", "1")
+    done = command(
+        "data", "preview", "--data", photos, "--out", tmp_path / "p.png", "--images", "60", "--view-count", "1"
+    )
     assert done.returncode == 0 and (tmp_path / "p.png").exists()
     assert "1 image could not be read:\n  0007.png: not in a format" in done.stderr
 
 
 def test_preview_shows_views_that_are_not_made_alike(photos, tmp_path):
-    done = command("data", "preview", photos, "--out", tmp_path / "p.png", "--views", "byol", "--images", "2")
+    done = command("data", "preview", "--data", photos, "--out", tmp_path / "p.png", "--views", "byol", "--images", "2")
     assert done.returncode == 0, done.stderr
-    refused(command("data", "preview", photos, "--out", tmp_path / "p.png", "--views", "byul"), "Did you mean byol")
+    refused(
+        command("data", "preview", "--data", photos, "--out", tmp_path / "p.png", "--views", "byul"),
+        "Did you mean byol",
+    )
     assert "byol-1 and byol-2" in command("data").stdout
 
 
@@ -317,7 +328,7 @@ def test_preview_shows_views_that_are_not_made_alike(photos, tmp_path):
     [
         (
             ["study", "run", "eqco/table-5", "--sed", "1"],
-            ["--sed", "Did you mean --seeds?", "unitsphere study run --help"],
+            ["--sed", "Did you mean --seed?", "unitsphere study run --help"],
         ),
         (
             ["data", "preview", "x", "--out", "p.png", "--view", "byol"],

@@ -116,13 +116,13 @@ def test_the_command_indexes_and_refreshes(tmp_path, cache, capsys):
             os.close(os.open(tmp_path / "many" / name / f"{number}.jpg", os.O_CREAT))
     settle(tmp_path / "many")
     for more, is_written in (([], True), ([], False), (["--refresh"], True)):
-        assert main(["data", "index", str(tmp_path / "many"), *more]) == 0
+        assert main(["data", "index", "--data", str(tmp_path / "many"), *more]) == 0
         answer = capsys.readouterr().out
         assert "20,000 images in" in answer and "20,000 remembered in" in answer
         (file,) = cache.iterdir()
         assert (os.stat(file).st_mtime > 0) == is_written
         os.utime(file, (0, 0))
-    assert main(["data", "index", str(tmp_path / "many" / "a")]) == 0
+    assert main(["data", "index", "--data", str(tmp_path / "many" / "a")]) == 0
     assert "fewer than 20,000" in capsys.readouterr().out
 
 

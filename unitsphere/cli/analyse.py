@@ -37,8 +37,9 @@ def add_commands(commands: Any) -> None:
     command.add_argument("--format", choices=("png", "svg", "pdf"), default="png", help="of the figure (default: png)")
     command.add_argument("--batch-size", type=int, default=256, metavar="N",
                          help="images at once (default: 256); gradient and hardness take the run's")  # fmt: skip
-    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    command.add_argument("--seed", type=int, default=0, help="of the images, views and negatives that are drawn")
+    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    command.add_argument("--seed", type=int, default=0, metavar="N",
+                         help="of the images, views and negatives that are drawn (default: 0)")  # fmt: skip
     command.add_argument("--quiet", action="store_true", help="show no progress")
     add_settings(command.add_argument_group("settings of one analysis or another"))
 

@@ -17,14 +17,33 @@ class Parser(argparse.ArgumentParser):
     """Tells mistakes as the rest of unitsphere does: what was given, what is allowed, what is near.
 
     before_parsing: is told the words before they are parsed, and may add options for what they name.
+    once_words: required options that were bare words until 0.1, in this order; that form still works, with a notice.
     """
 
     before_parsing: Callable[[Sequence[str]], None] | None = None
+    once_words: Sequence[str] = ()
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self.before_parsing is not None:
             self.before_parsing(args or ())
-        return super().parse_known_args(args, namespace)
+        found, unknown = super().parse_known_args(args, namespace)
+        return (found, self.take_words(found, unknown)) if self.once_words else (found, unknown)
+
+    def take_words(self, found: argparse.Namespace, unknown: list[str]) -> list[str]:
+        """Take bare words for the options in `once_words` that are missing; return the unknown words that are left."""
+        missing = [name for name in self.once_words if getattr(found, name) is None]
+        if any(word.startswith("-") for word in unknown):
+            return unknown
+        given, left = unknown[: len(missing)], unknown[len(missing) :]
+        vars(found).update(zip(missing, given, strict=False))
+        if len(given) < len(missing):
+            names = ", ".join(f"--{name}" for name in missing[len(given) :])
+            self.error(f"the following arguments are required: {names}")
+        if given and not left:
+            now = " ".join(f"--{name} {word}" for name, word in zip(missing, given, strict=True))
+            print(f"{self.prog}: words without their options are the old form, which goes after 0.1. Write {now}",
+                  file=sys.stderr)  # fmt: skip
+        return left
 
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ").replace("expected one argument", "a value must follow")

@@ -25,11 +25,12 @@ def add_pack(commands: Any) -> None:
         run_pack,
         "write a data set, still encoded, into one fast file",
         epilog="example:\n"
-        "  unitsphere pack ./photos photos.pack --size 512\n"
+        "  unitsphere pack --data ./photos --out photos.pack --size 512\n"
         "  unitsphere pretrain moco-v2 --data photos.pack --out runs/p\n",
     )
-    command.add_argument("data", help="a name, name=path, a folder or a list")
-    command.add_argument("out", metavar="FILE", help="the file to write")
+    command.once_words = ("data", "out")
+    command.add_argument("--data", help="images: a name, name=path, a folder or a list (required)")
+    command.add_argument("--out", metavar="FILE", help="the file to write (required)")
     command.add_argument(
         "--size", type=int, metavar="S", help="shrink images once so that the shorter side is S at most"
     )
@@ -43,6 +44,7 @@ def add_pack(commands: Any) -> None:
         metavar="SHARE",
         help="unreadable images that may be skipped (default: 0.01)",
     )
+    command.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 def in_split(count: int, split: str) -> str:
@@ -54,7 +56,7 @@ def run_pack(options: argparse.Namespace) -> None:
     from unitsphere.data.commands import pack_data
 
     packed = pack_data(options.data, options.out, size=options.size, quality=options.quality,
-                       max_broken=options.max_broken)  # fmt: skip
+                       max_broken=options.max_broken, verbose=not options.quiet)  # fmt: skip
     counts = ", ".join(in_split(count, split) for split, count in packed.images.items())
     print(f"wrote {packed.path}: {counts} images, {packed.size / 2**20:,.1f} MiB")
     for name, reason in packed.broken.items():
@@ -83,17 +85,23 @@ def add_data(commands: Any) -> None:
     )
     actions = command.add_subparsers(dest="action", metavar="ACTION")
     preview = add_command(actions, "preview", run_preview, "write a contact sheet of images and their views as PNG")
-    preview.add_argument("data", help="a name, name=path, a folder, a list or a pack")
-    preview.add_argument("--out", required=True, metavar="PNG", help="the picture to write")
+    preview.once_words = ("data", "out")
+    preview.add_argument("--data", help="images: a name, name=path, a folder, a list or a pack (required)")
+    preview.add_argument("--out", metavar="PNG", help="the picture to write (required)")
     preview.add_argument("--views", default="moco-v2", help="augmentation policy (default: moco-v2)")
     preview.add_argument(
         "--image-size", type=int, default=None, metavar="S", help="side of a view (default: from the images)"
     )
     preview.add_argument("--images", type=int, default=8, metavar="N", help="how many images (default: 8)")
-    preview.add_argument("--count", type=int, default=8, metavar="V", help="views of each (default: 8)")
-    preview.add_argument("--seed", type=int, default=0)
+    preview.add_argument(
+        "--view-count", "--count", dest="count", type=int, default=8, metavar="V", help="views of each (default: 8)"
+    )
+    preview.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the images and views that are drawn (default: 0)"
+    )
     index = add_command(actions, "index", run_index, "list a large folder once, so that it opens at once later")
-    index.add_argument("data", help="a folder, name=path, or tar files")
+    index.once_words = ("data",)
+    index.add_argument("--data", help="images: a folder, name=path, or tar files (required)")
     index.add_argument("--refresh", action="store_true", help="list it anew, whatever is remembered")
 
 

@@ -39,7 +39,7 @@ def add_run(actions: Any) -> None:
     command.add_argument("study", metavar="ID", help="see `unitsphere study list`")
     command.add_argument("--out", metavar="DIR", help="where results.json goes (default: runs/ID with - for /)")
     command.add_argument("--store", metavar="DIR", help="where finished cells and runs are kept (default: --out)")
-    command.add_argument("--seeds", type=whole_numbers, metavar="S,..",
+    command.add_argument("--seed", "--seeds", dest="seeds", type=whole_numbers, metavar="S,..",
                          help="seeds of a cell, whose value is their mean (default: 0; quick --scale: 5)")  # fmt: skip
     command.add_argument("--only", type=choice, action="append", default=[], metavar="AXIS=V,..",
                          help="only the cells at these values of an axis; may be repeated")  # fmt: skip
@@ -53,9 +53,10 @@ def add_run(actions: Any) -> None:
         help="on this machine, with a small network and few images (docs/studies.md)",
     )
     command.add_argument("--data", metavar="DATA", help="with --scale: images other than the drawn shapes")  # fmt: skip
-    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     command.add_argument("--dry-run", action="store_true",
                          help="say what would be run: settings, hours, missing data")  # fmt: skip
+    command.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 def choice(text: str) -> tuple[str, list[str]]:
@@ -144,7 +145,7 @@ def run_run(options: argparse.Namespace) -> None:
             only=only,
             part=options.part,
             device=options.device,
-            say=lambda line: print(line, file=sys.stderr, flush=True),
+            say=lambda line: None if options.quiet else print(line, file=sys.stderr, flush=True),
         )
     except KeyboardInterrupt:
         print("what is finished is kept; the same command goes on from there", file=sys.stderr)

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import Progress
 
 from unitsphere.common.errors import UsageError, check_word
 from unitsphere.common.randomness import generator
+from unitsphere.common.terminal import bars
 from unitsphere.data.loader import Loader
 from unitsphere.data.pack import Packed, pack
 from unitsphere.data.source import Data, open_images, open_splits
@@ -22,24 +21,30 @@ from unitsphere.views.policies import POLICIES, VIEWS
 
 
 def pack_data(
-    data: Data, out: str | Path, *, size: int | None = None, quality: int = 90, max_broken: float = 0.01
+    data: Data,
+    out: str | Path,
+    *,
+    size: int | None = None,
+    quality: int = 90,
+    max_broken: float = 0.01,
+    verbose: bool = True,
 ) -> Packed:
-    """Every split of the data into one file, with a progress bar."""
+    """Write every split of the data into one file, with a progress bar unless not `verbose`."""
     if size is not None and size < 8:
         raise UsageError(f"size: given {size}; it must be at least 8.")
     if not 1 <= quality <= 100:
         raise UsageError(f"quality: given {quality}; it must be from 1 to 100.")
     splits = {split: open() for split, open in open_splits(data).items()}
     total = sum(len(images) for images in splits.values())
-    with Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task("packing", total=total)
+    with bars(verbose) as start:
+        advance = start("packing", total)
         return pack(
             splits,
             out,
             size=size,
             quality=quality,
             max_broken=max_broken,
-            progress=lambda done, _: bar.update(task, completed=done),
+            progress=lambda done, _: advance(done),
         )
 
 

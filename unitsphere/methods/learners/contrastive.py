@@ -145,7 +145,7 @@ class ContrastiveLearner(Learner):
         return StepOutput(loss, health, embeddings[:, 0].detach(), entering)
 
     def objective(self, query: Tensor, keys: Tensor, negatives: Tensor, **how: Any) -> Tensor:
-        """Compute the loss of n queries, a mean. Arguments and settings as of `info_nce`; subclasses may override it."""
+        """Compute the mean loss of n queries. Arguments and settings as of `info_nce`; a subclass may override it."""
         return info_nce(query, keys, negatives, **how)
 
     def queries(self, views: Sequence[Tensor]) -> Sequence[Tensor]:
