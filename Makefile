@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow setup clean
+.PHONY: demo test test-slow wrap wheel setup clean
 
 demo: setup
 	@$(BIN)/python examples/demo.py
@@ -15,6 +15,12 @@ test: setup
 
 test-slow: setup
 	$(BIN)/pytest -m "slow or gpu"
+
+wrap: setup
+	$(BIN)/python tests/prose.py
+
+wheel:
+	.ci/wheel
 
 setup: .venv/ready
 

@@ -131,8 +131,9 @@ def warn(message: str, console: Console | None = None) -> None:
 @contextmanager
 def bars(verbose: bool = True) -> Iterator[MakeProgress]:
     """Show progress bars on standard error, where it is a screen; none if not `verbose`."""
-    console = Console(file=sys.stderr)
-    with Progress(console=console, transient=True, disable=not (verbose and console.is_terminal)) as progress:
+    shown = verbose and Console(file=sys.stderr).is_terminal
+    console = Console(file=sys.stderr, quiet=not shown)  # quiet: rich 13 ends a disabled bar with an empty line
+    with Progress(console=console, transient=True, disable=not shown) as progress:
 
         def start(title: str, total: int) -> Callable[[int], None]:
             task = progress.add_task(title, total=total)
