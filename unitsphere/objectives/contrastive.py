@@ -24,7 +24,7 @@ from torch import Tensor
 from unitsphere.common.errors import UsageError
 from unitsphere.objectives.dispatch import fused_log_sum_exp, takes_fused
 
-__all__ = ["Negatives", "contrastive_loss", "info_nce", "negatives_of_scores"]
+__all__ = ["Negatives", "contrastive_loss", "info_nce", "log_sum_exp_of", "negatives_of_scores", "scores"]
 
 # Stands for the score of a negative that does not count. Finite, so that a query without any negative has a
 # gradient of zero and not of NaN; exp of it is zero in every floating type.
