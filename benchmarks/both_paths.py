@@ -26,7 +26,7 @@ import torch
 import unitsphere
 from benchmarks.measuring import machine
 from unitsphere.modules import fused_blocks
-from unitsphere.training.telemetry import read_metrics
+from unitsphere.training.log import read_metrics
 
 JUDGED = {"k-NN": "backbone", "k-NN, embedding": "embedding"}
 

@@ -26,8 +26,8 @@ from unitsphere.config.layers import Layer
 from unitsphere.data.sharing import keep_decoded
 from unitsphere.jobs.pretrain import train
 from unitsphere.runs.run import Run
+from unitsphere.training.log import read_metrics
 from unitsphere.training.prepare import prepare
-from unitsphere.training.telemetry import read_metrics
 
 RATES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 

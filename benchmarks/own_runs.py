@@ -16,7 +16,7 @@ import torch
 
 import unitsphere
 from benchmarks.measuring import machine
-from unitsphere.training.telemetry import read_metrics
+from unitsphere.training.log import read_metrics
 
 
 def main() -> None:

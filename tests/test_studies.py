@@ -10,7 +10,7 @@ import unitsphere
 from unitsphere.cli import main
 from unitsphere.cli.study import print_table
 from unitsphere.common.errors import UnitsphereError, UsageError
-from unitsphere.runs.run import commit
+from unitsphere.runs.account import commit
 from unitsphere.studies import STUDIES
 from unitsphere.studies.figure import draw
 from unitsphere.studies.run import altered, cells_alike, minutes_left, refuse_axes, run_study

@@ -12,7 +12,8 @@ from unitsphere.common.devices import memory_errors
 from unitsphere.common.errors import UnitsphereError
 from unitsphere.common.terminal import Terminal
 from unitsphere.objectives.geometry import effective_rank, uniformity
-from unitsphere.training.telemetry import Log, Meter, check_finite, read_metrics, spread, warnings
+from unitsphere.training.log import Log, read_metrics
+from unitsphere.training.telemetry import Meter, check_finite, spread, warnings
 
 HEALTHY = {"step": 100, "feature_deviation": 0.8, "effective_rank": 30.0, "wait_share": 0.02}
 

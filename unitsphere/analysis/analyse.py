@@ -19,7 +19,8 @@ from unitsphere.common.files import write_text
 from unitsphere.common.terminal import bars
 from unitsphere.data.source import Data
 from unitsphere.evaluation.evaluate import data_name
-from unitsphere.runs.run import Run, now
+from unitsphere.runs.account import now
+from unitsphere.runs.run import Run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

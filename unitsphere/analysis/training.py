@@ -12,7 +12,7 @@ from unitsphere.analysis.figures import colour, from_zero, name_lines, name_runs
 from unitsphere.analysis.request import AnalysisRequest, number
 from unitsphere.common.errors import UsageError
 from unitsphere.runs.run import Run
-from unitsphere.training.telemetry import read_metrics
+from unitsphere.training.log import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,11 +9,13 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from unitsphere.cli import analyse, data, doctor, evaluate, pretrain, study
 from unitsphere.cli.command import Parser
 from unitsphere.common.allocator import fast_cpu
 from unitsphere.common.errors import UnitsphereError, UsageError, nearest
+from unitsphere.common.stopping import Interrupted, Stopped, drop_unread, handled_by, interrupt
 from unitsphere.common.version import __version__
 
 __all__ = ["main"]
@@ -37,12 +39,21 @@ CALLED_ELSEWHERE = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status is 0, 2 for a mistake in what was asked, 1 for a failure on the way."""
+    """Run a command; the exit status is 0, 2 for a mistake in what was asked, 1 for a failure on the way, 75 for a run
+    that stopped on request, is saved, and goes on with --resume."""
+    with handled_by(interrupt):
+        status = run_words(arguments)
+        drop_unread(sys.stdout, sys.stderr)
+    return status
+
+
+def run_words(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     fast_cpu()
     parser = build_parser()
+    options = argparse.Namespace()
     try:
         options, unknown = parser.parse_known_args(words)
         if unknown:
@@ -55,27 +66,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as leaving:  # argparse: --help, --version, or a mistake that it has explained
         return int(leaving.code or 0)
     except BrokenPipeError:  # `unitsphere methods | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (Exception, KeyboardInterrupt) as error:
-        if debug:
+        if debug and not isinstance(error, Stopped):
             raise
-        return complain(error)
+        with suppress(BrokenPipeError):  # nobody reads what went wrong; the exit status tells it
+            print(words_for(error, options), end="", file=sys.stderr)
+        return status_of(error, options)
 
 
-def complain(error: BaseException) -> int:
+def words_for(error: BaseException, options: argparse.Namespace) -> str:
     """Say what went wrong in words a person can act on. What all ranks would say, the first says alone."""
     rank = os.environ.get("RANK", "0") if "LOCAL_RANK" in os.environ else "0"
     who = "unitsphere" if rank == "0" else f"unitsphere, rank {rank}"
     if isinstance(error, UnitsphereError):
-        if rank == "0" or not error.of_all:
-            print(f"{who}: {error}", file=sys.stderr)
-        return error.exit_status
+        return f"{who}: {error}\n" if rank == "0" or not error.of_all else ""
     if isinstance(error, KeyboardInterrupt):
-        print(f"{who}: interrupted", file=sys.stderr)
-        return 1
-    print(f"{who}: {type(error).__name__}: {error}\n(--debug shows where)", file=sys.stderr)
-    return 1
+        by = f" by {error}" if isinstance(error, Interrupted) else ""
+        go_on = "; --resume goes on from the last checkpoint, or starts anew" if trains(options) else ""
+        return f"{who}: interrupted{by}{go_on}\n"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{who}: {error.filename or 'a file'}: {error.strerror}\n"
+    return f"{who}: {type(error).__name__}: {error}\n(--debug shows where)\n"
+
+
+def status_of(error: BaseException, options: argparse.Namespace) -> int:
+    if isinstance(error, UnitsphereError):
+        return error.exit_status
+    return Stopped.exit_status if isinstance(error, Interrupted) and trains(options) else 1
+
+
+def trains(options: argparse.Namespace) -> bool:
+    """Whether the command can be given again with --resume."""
+    return getattr(options, "command", None) == "pretrain" and not options.dry_run
 
 
 def refuse_unknown(parser: argparse.ArgumentParser, words: list[str], unknown: list[str]) -> None:

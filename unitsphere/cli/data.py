@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import textwrap
 import time
@@ -136,7 +137,7 @@ def run_index(options: argparse.Namespace) -> None:
     from unitsphere.data.index import MANY, index_folder, indexes_of
     from unitsphere.data.source import open_splits
 
-    path = Path(options.data.rpartition("=")[2]).expanduser()
+    path = Path(os.path.expanduser(options.data.rpartition("=")[2]))
     folder = path if path.is_dir() else path.parent
     if options.refresh:
         for file in indexes_of(folder):

@@ -160,7 +160,7 @@ def print_result(result: dict[str, Any]) -> None:
     if (judged := result["images"]["test"]) < FEW:
         from unitsphere.common.terminal import warn
 
-        share = "" if "mAP" in result["value"] else f", of which one is {100 / judged:.2g} %"  # of an accuracy
+        share = "" if "mAP" in result["value"] else f", of which one is {100 / judged:.3g} %"  # of an accuracy
         warn(f"few images: these numbers are of {judged}{share}.")
 
 

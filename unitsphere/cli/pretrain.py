@@ -149,10 +149,10 @@ def run_pretrain(options: argparse.Namespace) -> None:
 
 def print_plan(prepared: Any, everything: bool) -> None:
     """What will be run, and where each setting comes from. Of a run that goes on, only what is given now."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
+    from unitsphere.common.terminal import Screen
     from unitsphere.methods.resolve import as_table
 
     table = Table(box=None, pad_edge=False)
@@ -165,7 +165,7 @@ def print_plan(prepared: Any, everything: bool) -> None:
         if shown and (name in resolved.given or not resolved.why_unused(name)):
             table.add_row(name, escape(value), escape(origin))
     plan = prepared.plan
-    console = Console(highlight=False)
+    console = Screen(highlight=False)
     if table.rows:
         console.print(table)
     if everything:  # otherwise the run says them when it starts

@@ -16,6 +16,7 @@ from unitsphere.common.errors import UnitsphereError, UsageError
 __all__ = ["pick_device"]
 
 TRITON = find_spec("triton") is not None
+SIGNS = ("can't allocate memory", "out of memory", "Storage size calculation overflowed")  # of too little memory
 
 
 def pick_device(name: str) -> torch.device:
@@ -88,6 +89,7 @@ def memory_errors(advice: str) -> Iterator[None]:
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
         text = str(error)
         known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-        if not known and "can't allocate memory" not in text and "out of memory" not in text:
+        known = known or any(sign in text for sign in SIGNS)
+        if not known:
             raise
         raise UnitsphereError(f"out of memory. {advice} ({text.splitlines()[0] if text else 'no details'})") from error

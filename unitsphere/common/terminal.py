@@ -58,11 +58,18 @@ def legend(record: dict[str, Any]) -> str:
     return f"legend: {'; '.join(meaning for name, meaning in LEGEND.items() if name in record)}"
 
 
+class Screen(Console):
+    """A console that falls silent when nobody reads it any longer: what runs is saved before it stops."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class Terminal:
     """Shows a run on standard error. Use as a context manager around the loop."""
 
     def __init__(self, steps: int, epochs: int, console: Console | None = None, quiet: bool = False) -> None:
-        self.console = console or Console(file=sys.stderr, highlight=False, quiet=quiet)
+        self.console = console or Screen(file=sys.stderr, highlight=False, quiet=quiet)
         self.epochs = epochs
         self.steps = steps
         self.first: tuple[int, float] | None = None
@@ -124,7 +131,7 @@ class Terminal:
 
 
 def warn(message: str, console: Console | None = None) -> None:
-    console = console or Console(file=sys.stderr, highlight=False)
+    console = console or Screen(file=sys.stderr, highlight=False)
     console.print(f"[bold yellow]warning[/] {escape(printable(message))}", soft_wrap=True)
 
 
@@ -132,7 +139,7 @@ def warn(message: str, console: Console | None = None) -> None:
 def bars(verbose: bool = True) -> Iterator[MakeProgress]:
     """Show progress bars on standard error, where it is a screen; none if not `verbose`."""
     shown = verbose and Console(file=sys.stderr).is_terminal
-    console = Console(file=sys.stderr, quiet=not shown)  # quiet: rich 13 ends a disabled bar with an empty line
+    console = Screen(file=sys.stderr, quiet=not shown)  # quiet: rich 13 ends a disabled bar with an empty line
     with Progress(console=console, transient=True, disable=not shown) as progress:
 
         def start(title: str, total: int) -> Callable[[int], None]:

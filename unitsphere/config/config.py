@@ -25,6 +25,9 @@ INCIDENTAL = {"device", "resident", "workers", "accumulate", *RunningFields.mode
 FREE_ON_RESUME = {"epochs", "data", "max_broken", *INCIDENTAL}
 
 
+LARGEST = 1e38
+
+
 class Config(RunningFields, OptimisationFields, ModelFields, ViewFields, DataFields, RunFields):
     """What every run has."""
 
@@ -61,6 +64,9 @@ class Config(RunningFields, OptimisationFields, ModelFields, ViewFields, DataFie
                 f"accumulate: given {self.accumulate} with bn_groups {groups}; all parts must be alike, so "
                 f"batch_size ({batch}) must be a multiple of {whole}"
             )
+        for name, value in (("lr", self.learning_rate), ("weight_decay", self.weight_decay)):
+            if value > LARGEST:
+                yield f"{name}: it comes to {value:g}, and float32 holds at most {LARGEST:g}"
         if (self.mean is None) != (self.std is None):
             yield "mean and std: give both or neither"
         for name in ("mean", "std"):

@@ -17,7 +17,7 @@ __all__ = ["Section"]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=1, le=10**12)]  # more would overflow where sizes are multiplied
 
 
 def split_commas(value: Any) -> Any:
@@ -86,7 +86,7 @@ class ViewFields(Section):
     """Views: a named policy, and any of its parameters"""
 
     views: str = Field("moco-v2", description="augmentation policy")
-    image_size: int = Field(224, ge=8, description="side of a view in pixels")
+    image_size: int = Field(224, ge=8, le=2**16, description="side of a view in pixels")
     crop_scale: Range | None = Field(None, description="share of the image's area that a crop covers")
     crop_ratio: Range | None = Field(None, description="aspect ratio of a crop")
     brightness: NotNegative | None = Field(None, description="strength of the jitter in brightness")

@@ -135,7 +135,7 @@ def _splits_of_text(text: str) -> Splits:
         return named_splits(name, argument or None)
     if not Path(text).exists() and (names_code(name) or name in installed_names(SOURCES)):
         return _splits_of_outside(name, argument or None)
-    path = Path(text).expanduser()
+    path = Path(os.path.expanduser(text))
     if shards := _shard_splits(path, text):
         return shards
     if path.is_dir():

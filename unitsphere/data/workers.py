@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from unitsphere.common.errors import UnitsphereError
+from unitsphere.common.stopping import SIGNALS
 
 CAN_FORK = sys.platform == "linux"  # elsewhere there is no fork, or system libraries do not survive it
 ANSWER = 64 * 2**20  # bytes mapped for the pixels of one answer; pages are taken only as they are written
@@ -116,8 +117,8 @@ def _serve(pipe: Connection, shared: mmap.mmap, decode: DecodeOne) -> NoReturn:
             torch.set_num_threads(1)  # the parent's OpenMP threads are not here, and would be waited for
         gc.freeze()  # the parent's garbage is not for the child to clear up: some of it may lie on a GPU
         # A signal to the whole group is for the parent to follow: it may still need images for its last step.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
         while True:
             indices = pipe.recv()
             try:

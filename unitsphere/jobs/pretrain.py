@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +16,7 @@ from torch import nn
 from unitsphere.common.devices import memory_errors as out_of_memory
 from unitsphere.common.distributed import any_rank, barrier, process_group, rank
 from unitsphere.common.errors import UnitsphereError, UsageError
+from unitsphere.common.stopping import stop_on_request
 from unitsphere.common.terminal import Terminal, bars
 from unitsphere.config.layers import Layer, read_file
 from unitsphere.data.broken import describe
@@ -152,7 +151,7 @@ def learn(
     make_views = make_views_of(config, method.views, own.views, compiled=fast.compile and loader.one_size)
     look = None if online is None else partial(online.measure, loader, method)
     here = [prepared.device] if prepared.device.type == "cuda" else []
-    with terminal, stop_on_signals() as should_stop, torch.random.fork_rng(here):  # steps seed it
+    with terminal, stop_on_request() as should_stop, torch.random.fork_rng(here):  # steps seed it
         hooks = {"on_step": own.on_step, "on_epoch": own.on_epoch}
         training.train(loader, make_views, terminal, should_stop, look, **hooks)
     if rank() == 0:
@@ -214,28 +213,6 @@ def check(prepared: Prepared) -> None:
 def refuse_absent_views(prepared: Prepared, views: CustomView | None) -> None:
     if prepared.config.views == CUSTOM and views is None:
         raise UsageError("views: custom views are a function: give it from Python, unitsphere.pretrain(views=...).")
-
-
-@contextmanager
-def stop_on_signals() -> Iterator[Callable[[], bool]]:
-    """SIGTERM and Ctrl-C ask the loop to save and stop; a second Ctrl-C interrupts at once."""
-    asked = False
-
-    def ask(number: int, frame: Any) -> None:
-        nonlocal asked
-        if asked and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        asked = True
-
-    try:
-        previous = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
-    except ValueError:  # not in the main thread: signals are somebody else's business
-        previous = {}
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def memory_errors(prepared: Prepared) -> AbstractContextManager[None]:

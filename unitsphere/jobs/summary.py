@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unitsphere.common.files import replacing
 from unitsphere.data.broken import describe
 from unitsphere.data.images import evenly
 from unitsphere.data.loader import Loader
@@ -90,7 +91,9 @@ def summarise(
         **config.caveats,
     }
     features = prepared.features(backbone, loader, torch.arange(len(images)))
-    neighbour_sheet(loader, features, images.names).save(run.path / "neighbours.png")
+    sheet = neighbour_sheet(loader, features, images.names)
+    with replacing(run.path / "neighbours.png") as temporary:
+        sheet.save(temporary, format="PNG")
     run.add_result(result)  # last: it tells that the others are there
     which = "training images (none were held out)" if held_out is None else "held-out images"
     compared = f"{began} {value[f'{began}_retrieval']:.1f} %, " if before else ""

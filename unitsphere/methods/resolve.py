@@ -128,7 +128,7 @@ def request(given: Layer, file: Layer | None = None) -> Request:
     method = find_method(name, given.values.get("method"))
     recipe = asked["recipe"] if asked.get("recipe") else recipe_of(data)
     if recipe is not None:
-        check_word("recipe", recipe, RECIPES)
+        check_word("recipe", str(recipe), RECIPES)
     settled = asked.keys() | ({"base_lr"} if asked.get("lr") else set())
     refuse_disputes(name, {field: sides for field, sides in disputes(name, recipe).items() if field not in settled})
     provisional = validate(method, merge([*layers_of(method, name, recipe), *user])[0], provisional=True)

@@ -17,30 +17,25 @@ import json
 import os
 import platform
 import re
-import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
-import numpy
-import PIL
-import torch
-import torchvision
 from torch import Tensor
 
 from unitsphere.common.distributed import rank
 from unitsphere.common.errors import UnitsphereError, UsageError
-from unitsphere.common.files import write_text
+from unitsphere.common.files import LEFTOVER, clear_leftovers, set_damaged_aside, write_text
 from unitsphere.common.terminal import warn
-from unitsphere.common.version import __version__
 from unitsphere.config.config import Config
 from unitsphere.config.layers import Layer, read_file
 from unitsphere.methods.resolve import Resolved, resolve
+from unitsphere.runs.account import account, now
 from unitsphere.runs.record import Record
-from unitsphere.weights.files import FORMAT, load_tensors, save_tensors
+from unitsphere.weights.files import Damaged, load_tensors, save_tensors
 
 __all__ = ["Run"]
 
@@ -49,8 +44,8 @@ try:
 except ImportError:  # Windows: nothing is locked there
     fcntl = None  # type: ignore[assignment]
 
+T = TypeVar("T")
 LOCK = ".lock"
-LEFTOVER = ".*.tmp"  # of a process that was killed while writing
 CHECKPOINT = re.compile(r"step-(\d+)\.safetensors")
 
 
@@ -67,7 +62,11 @@ class Run:
     def open(cls, path: str | os.PathLike[str]) -> Run:
         """An existing run, or a UsageError that says why it is none."""
         run = cls(Path(path))
-        if not run.config_file.is_file():
+        try:
+            known = run.config_file.is_file()
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read as a run: {error.strerror}.") from error
+        if not known:
             raise UsageError(f"{path} is not a run: it has no config.json.")
         return run
 
@@ -78,6 +77,10 @@ class Run:
     @property
     def metrics_file(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def results_file(self) -> Path:
+        return self.path / "results.json"
 
     @property
     def checkpoints_folder(self) -> Path:
@@ -110,21 +113,22 @@ class Run:
     def state(self) -> tuple[bytes | None, tuple[str, ...]]:
         """What tells whether another process has trained here since: the configuration and the checkpoints' names."""
         try:
-            written = self.config_file.read_bytes()
-        except OSError:
-            written = None
-        return written, tuple(path.name for _, path in self.checkpoints())
+            return self.config_file.read_bytes(), tuple(path.name for _, path in self.checkpoints())
+        except (OSError, ValueError, UnitsphereError):  # `exists` says what is wrong
+            return None, ()
 
     def exists(self) -> bool:
         """Whether a run is there. An empty folder is nothing, and neither is what a kill left half; anything else that
         is no run is refused."""
         try:
+            if "\0" in str(self.path):
+                raise ValueError("a name has no null byte")
             if not self.path.exists():
                 return False
             if self.path.is_dir() and all(is_nothing(entry.name) for entry in self.path.iterdir()):
                 return False
-        except OSError as error:
-            raise UsageError(f"out: {self.path} cannot be used: {error.strerror}.") from error
+        except (OSError, ValueError) as error:
+            raise UsageError(f"out: {self.path} cannot be used: {getattr(error, 'strerror', error)}.") from error
         if not self.config_file.is_file():
             what = "a folder of other things, without a config.json" if self.path.is_dir() else "a file"
             raise UsageError(f"out: {self.path} is no run but {what}. Take another place for the run.")
@@ -153,31 +157,14 @@ class Run:
 
     def create(self, resolved: Resolved, record: Record, *, resumes: bool = False) -> None:
         """Make the folder and write down what is about to happen. A resumed run keeps its first account."""
-        about = {
-            "format": FORMAT,
-            "unitsphere": __version__,
-            "commit": commit(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "torchvision": torchvision.__version__,
-            "numpy": numpy.__version__,
-            "pillow": PIL.__version__,
-            "machine": platform.machine(),
-            "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-            "started": now(),
-            "folder": os.getcwd(),  # where a relative path of the data begins
-            "data": resolved.config.data,
-            "origins": resolved.origins,
-        }
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            for leftover in [*self.path.glob(LEFTOVER), *self.checkpoints_folder.glob(LEFTOVER)]:
-                leftover.unlink()
+            for folder in (self.path, self.checkpoints_folder):
+                clear_leftovers(folder, alone=True)
             self.write_config(resolved.config)  # first: a folder with it can be resumed
             write_text(self.record_file, record.model_dump_json(indent=2) + "\n")
             if not resumes:
-                write_text(self.path / "run.json", json.dumps(about, indent=2) + "\n")
+                write_text(self.path / "run.json", json.dumps(account(resolved), indent=2) + "\n")
             self.checkpoints_folder.mkdir(exist_ok=True)
         except OSError as error:
             raise UsageError(f"out: {self.path} cannot be written: {error.strerror}.") from error
@@ -195,23 +182,33 @@ class Run:
 
     def checkpoints(self) -> list[tuple[int, Path]]:
         """(step, path) of every checkpoint, the latest last."""
-        if not self.checkpoints_folder.is_dir():
-            return []
-        found = ((CHECKPOINT.fullmatch(path.name), path) for path in self.checkpoints_folder.iterdir())
+        try:
+            if not self.checkpoints_folder.is_dir():
+                return []
+            found = [(CHECKPOINT.fullmatch(path.name), path) for path in self.checkpoints_folder.iterdir()]
+        except OSError as error:
+            raise UnitsphereError(f"{self.checkpoints_folder} cannot be read: {error.strerror}.") from error
         return sorted((int(match[1]), path) for match, path in found if match)
 
     def latest(self, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors, if wanted, and meta of the latest checkpoint that can be read."""
+        return self.first_whole(lambda path: load_tensors(path, tensors))
+
+    def first_whole(self, take: Callable[[Path], T]) -> T:
+        """Return what `take` makes of the latest checkpoint or, with a warning, of the latest that it does not refuse
+        as damaged."""
         checkpoints = self.checkpoints()
         if not checkpoints:
             raise UsageError(f"{self.path} has no checkpoint yet.")
         for (_, path), (_, earlier) in pairwise(reversed(checkpoints)):
             try:
-                return load_tensors(path, tensors)
+                return take(path)
+            except UsageError:
+                raise
             except UnitsphereError as error:
                 if rank() == 0:
-                    warn(f"{error}; {earlier.name} is taken instead.")
-        return load_tensors(checkpoints[0][1], tensors)
+                    warn(f"{str(error).rstrip('.')}; {earlier.name} is taken instead.")
+        return take(checkpoints[0][1])
 
     def set_aside(self, after: int) -> None:
         """Later checkpoints than that of a step could not be read: they must not count as the latest."""
@@ -223,7 +220,7 @@ class Run:
         """A new checkpoint. A full disk loses the new one, never the last good one."""
         path = self.checkpoints_folder / f"step-{step:08d}.safetensors"
         try:
-            self.checkpoints_folder.mkdir(parents=True, exist_ok=True)
+            self.checkpoints_folder.mkdir(exist_ok=True)  # not its parents: a run that was removed stays so
             save_tensors(path, tensors, {"step": step, "record": self.record.model_dump(mode="json"), **meta})
         except Exception as error:
             # safetensors reports a full disk as its own error; whatever failed, the user must hear what is left.
@@ -233,8 +230,14 @@ class Run:
             ) from error
 
     def last_good(self) -> str:
-        checkpoints = self.checkpoints()
-        return f"The last good checkpoint is {checkpoints[-1][1]}." if checkpoints else "There is no checkpoint yet."
+        try:
+            checkpoints = self.checkpoints()
+        except UnitsphereError:
+            checkpoints = []
+        if not checkpoints:
+            return "There is no checkpoint yet."
+        before = f", and the one before it {checkpoints[-2][1].name}" if len(checkpoints) > 1 else ""
+        return f"The last good checkpoint is {checkpoints[-1][1]}{before}."
 
     def prune(self, keep_last: int, keep_steps: set[int]) -> None:
         """Remove all but the latest checkpoints and the chosen ones."""
@@ -243,41 +246,39 @@ class Run:
                 path.unlink(missing_ok=True)
 
     def add_result(self, result: dict[str, Any]) -> None:
-        """Append to results.json. Of several processes that do so at once, each waits for the others."""
-        path = self.path / "results.json"
+        """Append to results.json. Of several processes that do so at once, each waits for the others. A damaged file
+        is kept under another name, and a new one begun."""
         with open(self.path / ".results.lock", "a") as lock:
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # let go of when closed, or when the process dies
-            write_text(path, json.dumps([*self.results(), {**result, "time": now()}], indent=2) + "\n")
+            try:
+                known = self.results()
+            except Damaged as error:
+                known = []
+                warn(f"{error} It is kept as {set_damaged_aside(self.results_file).name}, and a new one is begun.")
+            write_text(self.results_file, json.dumps([*known, {**result, "time": now()}], indent=2) + "\n")
 
     def results(self) -> list[dict[str, Any]]:
-        path = self.path / "results.json"
-        return json.loads(path.read_text()) if path.is_file() else []
+        """All that results.json holds."""
+        if not self.results_file.is_file():
+            return []
+        try:
+            known = json.loads(self.results_file.read_text())
+        except (ValueError, RecursionError) as error:
+            raise Damaged(f"{self.results_file} is damaged: {error}.") from error
+        if not isinstance(known, list) or not all(isinstance(result, dict) for result in known):
+            raise Damaged(f"{self.results_file} is damaged: it is no list of results.")
+        return known
 
     def is_summarised(self, epoch: int) -> bool:
         """Whether the run has said what it learnt by the end of this epoch, or cannot add that to its results."""
         try:
-            return any(result["protocol"] == "label-free" and result["epoch"] == epoch for result in self.results())
-        except (OSError, ValueError):
+            told = [result.get("epoch") for result in self.results() if result.get("protocol") == "label-free"]
+            return epoch in told
+        except (OSError, Damaged):
             return True
 
 
 def is_nothing(name: str) -> bool:
     """Whether a file of this name is no sign of a run."""
     return name == LOCK or fnmatch(name, LEFTOVER)
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def commit() -> str | None:
-    """The commit of unitsphere itself, where it runs from a checkout."""
-    checkout = Path(__file__).parents[2]
-    if not (checkout / ".git").exists():
-        return None
-    try:
-        asked = subprocess.run(["git", "-C", checkout, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return asked.stdout.strip() or None

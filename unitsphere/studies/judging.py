@@ -65,7 +65,7 @@ def number(result: Mapping[str, Any], judging: Mapping[str, Any]) -> float:
 
 def logged(run: Run, epoch: int) -> dict[str, Any]:
     """The means of what metrics.jsonl has of an epoch."""
-    from unitsphere.training.telemetry import read_metrics
+    from unitsphere.training.log import read_metrics
 
     lines = [line for line in read_metrics(run.metrics_file) if line["epoch"] == epoch]
     if not lines:

@@ -52,7 +52,7 @@ class Kept:
         return found
 
     def keep(self, measured: Measured, maker: Mapping[str, Any]) -> None:
-        from unitsphere.runs.run import now
+        from unitsphere.runs.account import now
 
         known = {"runner": self.runner.name, "settings": measured.job.settings, "value": measured.value}
         self.folder.mkdir(parents=True, exist_ok=True)

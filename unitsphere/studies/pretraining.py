@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from unitsphere.common.errors import UnitsphereError, UsageError, check_word
+from unitsphere.common.errors import UsageError, check_word
 from unitsphere.config.config import INCIDENTAL
 from unitsphere.config.layers import Layer, merge
 from unitsphere.data.named import without_path
@@ -158,7 +158,7 @@ def edge_of(result: Mapping[str, Any]) -> dict[str, float]:
 
 def speed_of(run: Run) -> dict[str, float]:
     """Images a second, the median line's, and on a card the most memory: as the run logged them."""
-    from unitsphere.training.telemetry import read_metrics
+    from unitsphere.training.log import read_metrics
 
     lines = list(read_metrics(run.metrics_file))
     found = {"images_per_second": round(median(line["images_per_second"] for line in lines))} if lines else {}
@@ -218,9 +218,9 @@ def folder_of_run(fields: Settings, runs: Path) -> Path:
 def trained(fields: Settings, runs: Path, device: str) -> Run:
     """The run with these fields: if it was interrupted it is resumed, if it is finished nothing is done. One that was
     begun goes on as it was begun: on its device, with the epochs that it keeps."""
+    from unitsphere.common.stopping import Stopped
     from unitsphere.jobs.pretrain import pretrain
     from unitsphere.runs.run import Run
-    from unitsphere.training.loop import Stopped
 
     folder = folder_of_run(fields, runs)
     known = {name: value for name, value in fields.items() if name != CONTINUED_AT}
@@ -235,7 +235,7 @@ def trained(fields: Settings, runs: Path, device: str) -> Run:
     try:
         return pretrain(out=folder, resume=True, **known)
     except Stopped as stopped:
-        raise UnitsphereError("stopped; the run is saved, and the same command goes on from there.") from stopped
+        raise Stopped("stopped; the run is saved, and the same command goes on from there.") from stopped
 
 
 def is_finished(run: Run, epochs: int | None) -> bool:

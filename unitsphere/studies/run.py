@@ -71,7 +71,7 @@ def compute(
     study: Study, jobs: Sequence[tuple[Cell, Sequence[Job]]], store: Path, device: str, say: Callable[[str], None]
 ) -> None:
     """What is not finished of these cells, saying before a run what it is of and after a number what it is."""
-    from unitsphere.runs.run import commit
+    from unitsphere.runs.account import commit
 
     kept = Kept(store / "cells", study.runner)
     places = {job.address: cell for cell, own in jobs for job in own}
@@ -180,7 +180,7 @@ def collect(
     study: Study, store: Kept, jobs: Mapping[str, Sequence[Job]], seeds: Sequence[int], given: Settings
 ) -> dict[str, Any]:
     """Everything known of a study, by this process or another. Cells without jobs have no value here."""
-    from unitsphere.runs.run import now
+    from unitsphere.runs.account import now
 
     cells = []
     for cell in study.cells:

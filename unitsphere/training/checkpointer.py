@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from unitsphere.common.distributed import average, rank
 from unitsphere.common.errors import UsageError
-from unitsphere.config.config import Config
+from unitsphere.config.config import FREE_ON_RESUME, Config
 from unitsphere.modules.norms import running_statistics
 from unitsphere.runs.checkpoint import part
 from unitsphere.runs.run import Run
 from unitsphere.training.step import PlainStep
 from unitsphere.training.telemetry import Meter, check_finite, check_state
+from unitsphere.weights.files import Damaged, load_tensors
 
 
 @dataclass
@@ -73,16 +75,46 @@ class Checkpointer:
         self.run.prune(self.config.keep_last, {epoch * self.steps_per_epoch for epoch in self.config.keep_epochs})
 
     def restore(self) -> int:
-        """Take up the latest checkpoint and return how many steps it has done."""
-        tensors, meta = self.run.latest()
-        if meta["data"] != self.data:
-            raise UsageError(
-                f"data: the run was trained on {meta['data']['images']:,} images, and these are other ones "
-                f"({self.data['images']:,}). A resumed run needs the same images under the same names."
-            )
-        self.trained.restore(tensors)
-        device = next(self.trained.method.parameters()).device
-        sums = {name: value.to(device) for name, value in part(tensors, "meter.").items()}
-        self.meter.restore(sums, meta["meter_steps"], meta.get("meter_given", {}))
-        self.saved_step = meta["step"]
+        """Take up the latest checkpoint that is whole and return how many steps it has done."""
+        return self.run.first_whole(self.take_up)
+
+    def take_up(self, path: Path) -> int:
+        """Take up this checkpoint and return its step. Raises Damaged if it is not one of this run."""
+        tensors, meta = load_tensors(path)
+        try:
+            if meta["data"] != self.data:
+                raise UsageError(
+                    f"data: the run was trained on {meta['data']['images']:,} images, and these are other ones "
+                    f"({self.data['images']:,}). A resumed run needs the same images under the same names."
+                )
+            self.trained.restore(tensors)
+            device = next(self.trained.method.parameters()).device
+            sums = {name: value.to(device) for name, value in part(tensors, "meter.").items()}
+            self.meter.restore(sums, meta["meter_steps"], meta.get("meter_given", {}))
+            self.saved_step = int(meta["step"])
+        except (RuntimeError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise Damaged(f"{path} is damaged: it does not hold what this run trains: {error}") from error
         return self.saved_step
+
+
+def refuse_edited(run: Run, config: Config) -> None:
+    """Refuse a configuration of a run that is not the one its latest checkpoint was trained with, field by field."""
+    if not run.checkpoints():
+        return
+    _, meta = run.latest(tensors=False)
+    trained, now = meta.get("config"), config.model_dump(mode="json")
+    if not isinstance(trained, dict):
+        return
+    kept = [name for name in trained if name in now and name not in FREE_ON_RESUME]
+    edited = [name for name in kept if now[name] != trained[name]]
+    if edited:
+        lines = [f"{name}: it is {now[name]!r} now, and was {trained[name]!r} in training." for name in edited]
+        raise UsageError(
+            "\n".join(
+                [
+                    *lines,
+                    f"{run.config_file} was edited after the run was begun: it differs from the configuration in the "
+                    "checkpoint. Put these fields back to resume, or start a new run with --config, in another folder.",
+                ]
+            )
+        )

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from unitsphere.common.devices import send
-from unitsphere.common.distributed import any_rank, average, averaging_gradients, rank, world
-from unitsphere.common.errors import UnitsphereError, UsageError
+from unitsphere.common.distributed import any_rank, average, averaging_gradients, barrier, rank, world
+from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator, stream
+from unitsphere.common.stopping import Stopped
 from unitsphere.config.config import Config
 from unitsphere.data.loader import Loader
 from unitsphere.methods.learners.learner import Learner, Moment
@@ -31,12 +32,6 @@ from unitsphere.training.hooks import Hook, Hooks
 from unitsphere.training.step import PlainStep, RecordedStep, TakeStep
 from unitsphere.training.telemetry import Listener, Meter, Reporter
 from unitsphere.views.views import MakeViews
-
-
-class Stopped(UnitsphereError):
-    """The run was asked to stop. It is saved and can be resumed."""
-
-    of_all = True
 
 
 @dataclass(frozen=True)
@@ -121,7 +116,7 @@ class Training:
         loader: Loader,
         make_views: MakeViews,
         listener: Listener,
-        should_stop: Callable[[], bool],
+        should_stop: Callable[[], str],
         online: Callable[[], dict[str, float]] | None = None,
         *,
         on_step: Hook | None = None,
@@ -129,8 +124,8 @@ class Training:
     ) -> None:
         """Run to the end, or save and raise Stopped if a signal or a hook asks for it.
 
-        online: evaluates the backbone at the end of an epoch. on_step, on_epoch: hooks of the user's
-        (`unitsphere.training.hooks`), which are called on the first rank.
+        should_stop: says who asks to stop, if anybody does. online: evaluates the backbone at the end of an epoch.
+        on_step, on_epoch: hooks of the user's (`unitsphere.training.hooks`), which are called on the first rank.
         """
         hooks = Hooks(on_step, on_epoch) if rank() == 0 else Hooks()
         look = None if online is None else partial(self.look, online)
@@ -143,7 +138,7 @@ class Training:
             self.take_steps(loader, make_views, reporter, should_stop)
 
     def take_steps(
-        self, loader: Loader, make_views: MakeViews, reporter: Reporter, should_stop: Callable[[], bool]
+        self, loader: Loader, make_views: MakeViews, reporter: Reporter, should_stop: Callable[[], str]
     ) -> None:
         """Take all steps that are left, until somebody asks to stop."""
         method, config, plan, device, hooks = self.method, self.config, self.plan, self.device, reporter.hooks
@@ -188,17 +183,21 @@ class Training:
 
             # Save and stop: all ranks do what one of them wants.
             due = self.checkpointer.due(self.step, epoch, epoch_is_over)
-            stop = hooks.error is not None or ((should_stop() or hooks.stop) and self.step < plan.steps)
+            who = should_stop()
+            stop = hooks.error is not None or ((bool(who) or hooks.stop) and self.step < plan.steps)
             if ranks > 1:
                 stop, due = any_rank(stop, due)
             try:
                 if stop or due:
                     self.checkpointer.save(self.step)
+                if stop:
+                    barrier()  # torchrun ends all ranks soon after the first: the checkpoint must be whole by then
             finally:
                 if hooks.error is not None:
                     raise hooks.failure(self.step, self.run.last_good())
             if stop:
-                raise Stopped(f"stopped after step {self.step} (epoch {epoch}); --resume goes on from there.")
+                why = f" It was stopped by: {who}." if who else ""
+                raise Stopped(f"stopped after step {self.step} (epoch {epoch}); --resume goes on from there.{why}")
             waiting_since = time.perf_counter()
 
     def look(self, online: Callable[[], dict[str, float]]) -> dict[str, float]:

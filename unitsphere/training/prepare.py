@@ -34,6 +34,7 @@ from unitsphere.modules.names import CUSTOM
 from unitsphere.runs.loading import preprocess_of
 from unitsphere.runs.record import Record
 from unitsphere.runs.run import Run
+from unitsphere.training.checkpointer import refuse_edited
 from unitsphere.training.loop import Plan
 
 
@@ -149,6 +150,10 @@ def prepare(
     # Wrong fields are told before any data is read, and code that only a file names is refused.
     asked = continued(run, given, file) if exists else request(given, file)
     known = asked.provisional
+    if exists:
+        settled = asked.resolve().config
+        refuse_changes(run, settled)
+        refuse_edited(run, settled)
     refuse_unnamed_code(known.backbone, given.values.get("backbone"))
     refuse_unnamed_source(known.data, given.values.get("data"))
     refuse_unwritable("out", run.path, run.path)
@@ -173,8 +178,6 @@ def prepare(
     # Now every field has a value, except mean and deviation, which need the pixels.
     resolved = asked.resolve(facts if sizes_itself or not exists else None)
     config = resolved.config
-    if exists:
-        refuse_changes(run, config)
     shares = world() * config.accumulate
     if config.batch_size % shares:
         raise UsageError(
@@ -211,7 +214,11 @@ def refuse_changes(run: Run, config: Config) -> None:
         free = ", ".join(sorted(FREE_ON_RESUME & saved.keys()))
         raise UsageError("\n".join([*lines, f"A resumed run keeps its settings; these may change: {free}."]))
     if config.epochs < saved["epochs"]:
-        raise UsageError(f"epochs: the run has {saved['epochs']}; a resumed run can only go on for longer.")
+        raise UsageError(
+            f"epochs: given {config.epochs}, but the run has {saved['epochs']}, and a resumed run can only go on for "
+            "longer. To end it early, stop it (Ctrl-C saves) and use it as it is: evaluate, embed and --init take its "
+            "latest checkpoint. A schedule of fewer epochs is another run."
+        )
 
 
 def class_count(images: Images, config: Config) -> int | None:

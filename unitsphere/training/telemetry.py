@@ -1,16 +1,15 @@
-"""Measure a run and report it: metrics.jsonl, TensorBoard, the terminal, and warnings.
+"""Measure a run and report it: to its log, to the terminal, and by warnings.
 
 Signs of health are summed on the device and read only when a line is due, so that no step waits for them.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -19,12 +18,12 @@ from torch import Tensor
 
 from unitsphere.common.distributed import average, gather, rank
 from unitsphere.common.errors import UnitsphereError
-from unitsphere.common.files import write_text
 from unitsphere.config.config import Config
 from unitsphere.methods.learners.learner import StepOutput
 from unitsphere.objectives.geometry import effective_rank, evenness, feature_deviation, uniformity
 from unitsphere.runs.run import Run
 from unitsphere.training.hooks import Hooks
+from unitsphere.training.log import Log
 
 STARVING = 0.3  # share of the time spent waiting for data
 COLLAPSED_DEVIATION = 0.05
@@ -89,50 +88,6 @@ class Meter:
         self.sums, self.steps, self.given = dict(sums), steps, {name: (total, n) for name, (total, n) in given.items()}
 
 
-class Log:
-    """metrics.jsonl and TensorBoard of one run. Opening it drops the lines after the step that the run goes on from."""
-
-    def __init__(self, metrics: Path, events: Path | None, from_step: int) -> None:
-        kept = [line for line in read_metrics(metrics) if line["step"] <= from_step]
-        try:
-            write_text(metrics, "".join(json.dumps(line) + "\n" for line in kept))
-            self.file = open(metrics, "a", buffering=1)  # noqa: SIM115
-        except OSError as error:
-            raise UnitsphereError(f"{metrics} cannot be written: {error.strerror}.") from error
-        self.writer = None
-        if events is not None:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.writer = SummaryWriter(str(events), purge_step=from_step + 1)
-
-    def write(self, record: dict[str, Any]) -> None:
-        """Write a line. NaN and infinity become null, since JSON has no word for them."""
-        known = {name: value if math.isfinite(value) else None for name, value in record.items()}
-        try:
-            self.file.write(json.dumps(known) + "\n")
-        except OSError as error:
-            raise UnitsphereError(f"{self.file.name} cannot be written: {error.strerror}.") from error
-        if self.writer is not None:
-            for name, value in record.items():
-                if name not in ("step", "epoch"):
-                    self.writer.add_scalar(name, value, record["step"])
-
-    def close(self) -> None:
-        self.file.close()
-        if self.writer is not None:
-            self.writer.close()
-
-
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Give the lines of a metrics.jsonl, without one that a crash has cut short."""
-    if path.is_file():
-        for line in path.read_text().splitlines():
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue
-
-
 @torch.no_grad()
 def spread(embedding: Tensor) -> dict[str, float]:
     """Measure how far the embeddings (N, dim) of a batch are from a collapse.
@@ -169,13 +124,26 @@ class Reporter:
 
     def __enter__(self) -> Reporter:
         events = self.run.path / "events" if self.config.tensorboard else None
-        self.log = Log(self.run.metrics_file, events, self.step) if rank() == 0 else None
+        with self.writing():
+            self.log = Log(self.run.metrics_file, events, self.step) if rank() == 0 else None
         self.meter.since = time.perf_counter()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.log is not None:
             self.log.close()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Say of a log that cannot be written what is kept, and how to go on."""
+        try:
+            yield
+        except OSError as error:
+            where, why = error.filename or self.run.path, error.strerror or error
+            raise UnitsphereError(
+                f"{where} cannot be written: {why}. {self.run.last_good()} If the disk is full, make room; --resume "
+                "goes on from the last checkpoint."
+            ) from error
 
     def measure(self, record: dict[str, Any], health: dict[str, Tensor], images: int, waited: float) -> None:
         """Count a step in. record: step, epoch and rate. images: over all ranks. waited: seconds, for the images."""
@@ -204,7 +172,8 @@ class Reporter:
             record |= {name: total / count for name, (total, count) in self.meter.given.items()}
             if epoch_is_over:
                 record |= self.hooks.call("on_epoch", record)
-            self.log.write(record)
+            with self.writing():
+                self.log.write(record)
             self.listener.line(record)
             forces = "singular_weight" in type(self.config).model_fields
             for warning in warnings(record, len(embedding), forces):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.modules.backbones import timm_backbone, torchvision_backbone
 from unitsphere.modules.names import RESNETS
+from unitsphere.weights.files import not_finite
 
 
 def part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -25,6 +26,7 @@ def fill(module: nn.Module, tensors: dict[str, Tensor], name: str) -> None:
         found = {key: value for key, value in part(tensors, prefix).items() if key in wanted}
         counters = {key for key in wanted if key.endswith("num_batches_tracked")}
         if found.keys() | counters >= wanted.keys():
+            refuse_no_numbers(found, wanted, name)
             refuse_lost_statistics(part(tensors, prefix).keys() - wanted.keys(), wanted.keys(), name)
             try:
                 module.load_state_dict(found, strict=False)
@@ -36,6 +38,12 @@ def fill(module: nn.Module, tensors: dict[str, Tensor], name: str) -> None:
         f"{name} does not fit the backbone: {len(missing)} of {len(wanted)} weights are missing, "
         f"{missing[0]} among them."
     )
+
+
+def refuse_no_numbers(found: dict[str, Tensor], wanted: dict[str, Tensor], name: str) -> None:
+    """Nothing can be learnt from weights that are infinite or no numbers. A mask may be, as it is in a fresh module."""
+    if lost := not_finite({key: value for key, value in found.items() if not_finite({key: wanted[key]}) is None}):
+        raise UsageError(f"{name} has weights that are infinite or no numbers, {lost} among them: take others.")
 
 
 def refuse_lost_statistics(unused: Set[str], wanted: Set[str], name: str) -> None:
