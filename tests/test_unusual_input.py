@@ -181,7 +181,7 @@ def test_a_pair_of_a_negative_with_itself_is_no_harder_than_it():
     rules = Mixing(hardest=2, pairs=6, with_query=6, distinct=False, until=0.5)
     counts = []
     for kind in (torch.float32, torch.float64):
-        given = {"temperature": 0.1, "lot": torch.tensor(7), "rows": torch.arange(256)}
+        given = {"temperature": 0.1, "draw_seed": torch.tensor(7), "rows": torch.arange(256)}
         counts.append((synthesise(query.to(kind), negatives.to(kind), rules, **given).scores > NOTHING).sum(1))
     assert torch.equal(*counts)
 
