@@ -35,7 +35,8 @@ from unitsphere.common.randomness import generator
 from unitsphere.config.config import Config
 from unitsphere.data.images import Images
 from unitsphere.data.loader import Loader
-from unitsphere.data.pack import open_pack, pack
+from unitsphere.data.pack import pack
+from unitsphere.data.packfile import open_pack
 from unitsphere.images.canvas import Canvas
 from unitsphere.images.decode import decode, open_picture, picture_array
 from unitsphere.methods.learners.learner import Moment

@@ -12,7 +12,8 @@ from safetensors import safe_open
 from unitsphere.common.errors import UnitsphereError, UsageError
 from unitsphere.data.commands import preview
 from unitsphere.data.images import Images
-from unitsphere.data.pack import is_pack, open_pack, pack
+from unitsphere.data.pack import pack
+from unitsphere.data.packfile import is_pack, open_pack
 from unitsphere.data.source import open_images, open_splits
 from unitsphere.images.decode import decode
 
@@ -57,7 +58,7 @@ def test_a_pack_is_a_safetensors_file(folder, tmp_path):
     pack(splits_of(folder), path)
     images = open_pack(path)["train"]
     with safe_open(path, "numpy") as file:
-        assert file.metadata()["format"] == "unitsphere-pack-1"
+        assert file.metadata()["format"] == "unitsphere-pack-2"
         offsets, encoded = file.get_tensor("offsets"), file.get_tensor("encoded")
         assert file.get_tensor("labels").tolist() == [*images.labels, *open_pack(path)["val"].labels]
         assert encoded[offsets[4] : offsets[5]].tobytes() == images.read(4)

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 import unitsphere
 from unitsphere.common.extras import EXTRAS, how_to_install
-from unitsphere.data.pack import open_pack
+from unitsphere.data.packfile import open_pack
 
 PROJECT = Path(__file__).parents[1]
 OLD = Path(__file__).parent / "written_by_antipode"  # a run and a pack of commit a394c43

@@ -16,6 +16,7 @@ from unitsphere.cli.command import Parser
 from unitsphere.common.allocator import fast_cpu
 from unitsphere.common.errors import UnitsphereError, UsageError, nearest
 from unitsphere.common.stopping import Interrupted, Stopped, drop_unread, handled_by, interrupt
+from unitsphere.common.text import printable
 from unitsphere.common.version import __version__
 
 __all__ = ["main"]
@@ -71,7 +72,7 @@ def run_words(arguments: Sequence[str] | None) -> int:
         if debug and not isinstance(error, Stopped):
             raise
         with suppress(BrokenPipeError):  # nobody reads what went wrong; the exit status tells it
-            print(words_for(error, options), end="", file=sys.stderr)
+            print(printable(words_for(error, options), lines=True), end="", file=sys.stderr)
         return status_of(error, options)
 
 

@@ -18,10 +18,12 @@ class Parser(argparse.ArgumentParser):
 
     before_parsing: is told the words before they are parsed, and may add options for what they name.
     once_words: required options that were bare words until 0.1, in this order; that form still works, with a notice.
+    instead: an option with which these are not required.
     """
 
     before_parsing: Callable[[Sequence[str]], None] | None = None
     once_words: Sequence[str] = ()
+    instead: str = ""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self.before_parsing is not None:
@@ -32,7 +34,7 @@ class Parser(argparse.ArgumentParser):
     def take_words(self, found: argparse.Namespace, unknown: list[str]) -> list[str]:
         """Take bare words for the options in `once_words` that are missing; return the unknown words that are left."""
         missing = [name for name in self.once_words if getattr(found, name) is None]
-        if any(word.startswith("-") for word in unknown):
+        if any(word.startswith("-") for word in unknown) or getattr(found, self.instead or "-", None) is not None:
             return unknown
         given, left = unknown[: len(missing)], unknown[len(missing) :]
         vars(found).update(zip(missing, given, strict=False))

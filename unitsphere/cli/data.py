@@ -29,7 +29,7 @@ def add_pack(commands: Any) -> None:
         "  unitsphere pack --data ./photos --out photos.pack --size 512\n"
         "  unitsphere pretrain moco-v2 --data photos.pack --out runs/p\n",
     )
-    command.once_words = ("data", "out")
+    command.once_words, command.instead = ("data", "out"), "check"
     command.add_argument("--data", help="images: a name, name=path, a folder or a list (required)")
     command.add_argument("--out", metavar="FILE", help="the file to write (required)")
     command.add_argument(
@@ -46,6 +46,14 @@ def add_pack(commands: Any) -> None:
         help="unreadable images that may be skipped (default: 0.01)",
     )
     command.add_argument("--quiet", action="store_true", help="show no progress")
+    command.add_argument(
+        "--max-pixels",
+        type=int,
+        default=100_000_000,
+        metavar="N",
+        help="pixels of an image; one with more counts as unreadable (default: 100000000)",
+    )
+    command.add_argument("--check", metavar="PACK", help="compare a pack, byte for byte, with its checksums")
 
 
 def in_split(count: int, split: str) -> str:
@@ -54,10 +62,18 @@ def in_split(count: int, split: str) -> str:
 
 def run_pack(options: argparse.Namespace) -> None:
     from unitsphere.common.text import printable
+    from unitsphere.data.packfile import check_pack
+
+    if options.check is not None:
+        checked = check_pack(options.check)
+        counts = ", ".join(in_split(count, split) for split, count in checked.images.items())
+        print(f"{checked.path}: {counts} images, {checked.size / 2**20:,.1f} MiB, every byte as it was written")
+        return
     from unitsphere.data.commands import pack_data
 
     packed = pack_data(options.data, options.out, size=options.size, quality=options.quality,
-                       max_broken=options.max_broken, verbose=not options.quiet)  # fmt: skip
+                       max_broken=options.max_broken, max_pixels=options.max_pixels,
+                       verbose=not options.quiet)  # fmt: skip
     counts = ", ".join(in_split(count, split) for split, count in packed.images.items())
     print(f"wrote {packed.path}: {counts} images, {packed.size / 2**20:,.1f} MiB")
     for name, reason in packed.broken.items():

@@ -127,12 +127,12 @@ class Terminal:
             warn(message, self.console)
 
     def say(self, message: str) -> None:
-        self.console.print(printable(message), soft_wrap=True, markup=False)
+        self.console.print(printable(message, lines=True), soft_wrap=True, markup=False)
 
 
 def warn(message: str, console: Console | None = None) -> None:
     console = console or Screen(file=sys.stderr, highlight=False)
-    console.print(f"[bold yellow]warning[/] {escape(printable(message))}", soft_wrap=True)
+    console.print(f"[bold yellow]warning[/] {escape(printable(message, lines=True))}", soft_wrap=True)
 
 
 @contextmanager

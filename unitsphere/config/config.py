@@ -22,7 +22,7 @@ __all__ = ["Config"]
 INCIDENTAL = {"device", "resident", "workers", "accumulate", *RunningFields.model_fields}
 # A resumed run may change these. `data` may only name the same images at another place, which is checked. Any other
 # field would make it another run.
-FREE_ON_RESUME = {"epochs", "data", "max_broken", *INCIDENTAL}
+FREE_ON_RESUME = {"epochs", "data", "max_broken", "max_pixels", *INCIDENTAL}
 
 
 LARGEST = 1e38

@@ -78,6 +78,9 @@ class DataFields(Section):
     mean: Numbers | None = Field(None, description="mean per channel in [0, 1]; overrides normalise")
     std: Numbers | None = Field(None, description="deviation per channel; overrides normalise")
     max_broken: Probability = Field(0.01, description="share of unreadable images that is skipped, not fatal")
+    max_pixels: Count = Field(
+        100_000_000, description="pixels that an image may be decoded to; one with more counts as unreadable"
+    )
     resident: bool | None = Field(None, description="keep all decoded images in memory; default: when they fit")
     workers: Count | None = Field(None, description="decoding workers; default: one a core")
 

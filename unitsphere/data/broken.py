@@ -6,7 +6,8 @@ import math
 import threading
 from collections.abc import Mapping
 
-from unitsphere.common.errors import UnitsphereError
+from unitsphere.common.errors import UnitsphereError, UsageError
+from unitsphere.common.text import printable
 
 FEW = 3
 
@@ -16,6 +17,8 @@ class BrokenImages:
     is none. A share of 0 allows none. For use from several threads."""
 
     def __init__(self, data: str, total: int, share: float) -> None:
+        if not 0 <= share <= 1:
+            raise UsageError(f"max_broken: given {share}; a share from 0 to 1 is allowed, e.g. 0.01.")
         self.data, self.total = data, total
         # 0.29 * 100 is 28.999...
         self.allowed = max(FEW, math.ceil(share * total - 1e-9)) if share > 0 else 0
@@ -39,7 +42,7 @@ class BrokenImages:
 
     def error(self) -> UnitsphereError:
         count = len(self._found)
-        first = "\n".join(f"  {name}: {reason}" for name, reason in list(self.reasons().items())[:5])
+        first = "\n".join(f"  {printable(f'{name}: {reason}')}" for name, reason in list(self.reasons().items())[:5])
         if count == self.total:
             return UnitsphereError(f"{self.data}: no image of {count} could be read:\n{first}\nMend or replace them.")
         return UnitsphereError(
@@ -53,7 +56,7 @@ def describe(broken: Mapping[str, str]) -> list[str]:
     """Lines that name the broken images, name -> reason, and why; none where there are none."""
     if not broken:
         return []
-    few = [f"  {name}: {reason}" for name, reason in list(broken.items())[:10]]
+    few = [f"  {printable(f'{name}: {reason}')}" for name, reason in list(broken.items())[:10]]
     more = [f"  and {len(broken) - 10} more"] if len(broken) > 10 else []
     number = "1 image" if len(broken) == 1 else f"{len(broken)} images"
     return [f"{number} could not be read:", *few, *more]

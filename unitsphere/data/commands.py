@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from unitsphere.data.pack import Packed, pack
 from unitsphere.data.source import Data, open_images, open_splits
 from unitsphere.images.canvas import Canvas
 from unitsphere.images.contact_sheet import contact_sheet
+from unitsphere.images.decode import MAX_PIXELS
 from unitsphere.views.apply import apply
 from unitsphere.views.draw import draw
 from unitsphere.views.policies import POLICIES, VIEWS
@@ -27,6 +29,7 @@ def pack_data(
     size: int | None = None,
     quality: int = 90,
     max_broken: float = 0.01,
+    max_pixels: int = MAX_PIXELS,
     verbose: bool = True,
 ) -> Packed:
     """Write every split of the data into one file, with a progress bar unless not `verbose`."""
@@ -34,7 +37,7 @@ def pack_data(
         raise UsageError(f"size: given {size}; it must be at least 8.")
     if not 1 <= quality <= 100:
         raise UsageError(f"quality: given {quality}; it must be from 1 to 100.")
-    splits = {split: open() for split, open in open_splits(data).items()}
+    splits = {split: replace(open(), max_pixels=max_pixels) for split, open in open_splits(data).items()}
     total = sum(len(images) for images in splits.values())
     with bars(verbose) as start:
         advance = start("packing", total)

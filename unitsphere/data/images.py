@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from unitsphere.common.errors import UsageError
+from unitsphere.data.files import read_regular
 from unitsphere.data.names import picked
+from unitsphere.images.decode import MAX_PIXELS
 
 __all__ = ["Images"]
 
@@ -29,6 +31,7 @@ class Images:
     labels: (N,) int64, -1 for an image without one, or None where there are none; classes[label] is the label's name.
     Where an image may show several classes, (N, C) int8: 1 it does, -1 it does not, 0 it is not to be judged by.
     read: image i as encoded bytes, or as an (H, W) or (H, W, C) array.
+    max_pixels: an encoded image that would be decoded to more counts as broken.
     """
 
     name: str
@@ -36,6 +39,7 @@ class Images:
     labels: np.ndarray | None
     classes: tuple[str, ...] | None
     read: Callable[[int], bytes | np.ndarray]
+    max_pixels: int = MAX_PIXELS
 
     def __len__(self) -> int:
         return len(self.names)
@@ -76,8 +80,7 @@ def images_in_files(
     folder = os.path.abspath(root)  # reading goes on if the process changes its folder
 
     def read(index: int) -> bytes:
-        with open(os.path.join(folder, names[index]), "rb") as file:
-            return file.read()
+        return read_regular(os.path.join(folder, names[index]))
 
     if labels is not None and not isinstance(labels, np.ndarray):
         labels = np.array(labels, np.int64)

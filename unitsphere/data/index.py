@@ -25,6 +25,7 @@ from unitsphere.data.names import StoredNames
 
 FORMAT = "unitsphere-index-1"
 MANY = 20_000  # fewer images are listed before anyone notices
+DAMAGED = (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError)
 SETTLED = 2 * 10**9  # ns; a folder modified this shortly before it was listed may change again within one tick
 
 
@@ -76,7 +77,7 @@ def indexes_of(root: Path) -> dict[Path, int]:
     found = {}
     top = os.path.abspath(root)
     for path in sorted(index_folder().glob("*.safetensors")):
-        with suppress(OSError, SafetensorError), safe_open(path, "np") as file:
+        with suppress(*DAMAGED), safe_open(path, "np") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") == FORMAT:
                 at = json.loads(metadata["about"])["root"]
@@ -107,25 +108,36 @@ def _save(listing: Listing, path: Path, key: str) -> None:
         **{f"column.{name}": column for name, column in listing.columns.items()},
     }
     facts = {"format": FORMAT, "about": key, "facts": json.dumps(listing.facts), "listed": str(listing.listed)}
+    facts["digest"] = _digest(tensors, facts["facts"])
     with replacing(path) as temporary:
         save_file(tensors, temporary, facts)
 
 
 def _load(path: Path, key: str) -> Listing | None:
-    """None where there is none, or something else."""
+    """None where there is none, or something else, or a damaged one: it is made again."""
     try:
         with safe_open(path, "np") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT or metadata.get("about") != key:
                 return None
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError):
+        if metadata.get("digest") != _digest(tensors, metadata["facts"]):
+            return None
+        return Listing(
+            names=StoredNames(tensors["names.text"], tensors["names.offsets"]),
+            columns={name.removeprefix("column."): tensors[name] for name in tensors if name.startswith("column.")},
+            facts=json.loads(metadata["facts"]),
+            watched=StoredNames(tensors["watched.text"], tensors["watched.offsets"]),
+            stamps=tensors["stamps"],
+            listed=int(metadata["listed"]),
+        )
+    except DAMAGED:
         return None
-    return Listing(
-        names=StoredNames(tensors["names.text"], tensors["names.offsets"]),
-        columns={name.removeprefix("column."): tensors[name] for name in tensors if name.startswith("column.")},
-        facts=json.loads(metadata["facts"]),
-        watched=StoredNames(tensors["watched.text"], tensors["watched.offsets"]),
-        stamps=tensors["stamps"],
-        listed=int(metadata["listed"]),
-    )
+
+
+def _digest(tensors: dict[str, np.ndarray], facts: str) -> str:
+    found = hashlib.blake2b(facts.encode(), digest_size=16)
+    for name in sorted(tensors):
+        found.update(name.encode())
+        found.update(np.ascontiguousarray(tensors[name]).data)
+    return found.hexdigest()

@@ -154,7 +154,8 @@ class Loader:
         """Changes nothing, for it may run in another process."""
         try:
             item = self.images.read(index)
-            return decode(item, channels=self.channels, depth=self.depth, reduce_to=self.reduce_to)
+            limit = self.images.max_pixels
+            return decode(item, channels=self.channels, depth=self.depth, reduce_to=self.reduce_to, max_pixels=limit)
         except (BrokenImage, OSError) as problem:
             return str(problem)
 

@@ -7,15 +7,18 @@
     labels        int64 (N), -1 without a label
     name_offsets  int64 (N + 1), name i is names[name_offsets[i]:name_offsets[i + 1]] in UTF-8
     names         uint8
+    blocks        uint8, the BLAKE2b hash, of 16 bytes, of each MiB of encoded
     classes       uint8, a JSON list or null
 
-The splits lie one after another; the header's metadata says where each begins and ends.
+The splits lie one after another; the header's metadata says where each begins and ends, and has the hashes of the
+tensors but the first. Packs of format 1 have no hashes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from array import array
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -31,18 +34,14 @@ from unitsphere.common.files import replacing
 from unitsphere.common.machine import worker_count
 from unitsphere.data.broken import BrokenImages
 from unitsphere.data.images import Images, refuse_multi_label
-from unitsphere.data.names import StoredNames
+from unitsphere.data.packfile import DTYPES, FORMAT, HEADER_SPACE, BlockHashes, digest, is_pack, open_pack
 from unitsphere.images.decode import BrokenImage
 from unitsphere.images.encode import packable
 
 __all__ = ["open_pack", "pack"]
 
-FORMAT = "unitsphere-pack-1"
-FORMATS = (FORMAT, "antipode-pack-1")  # the same under the name that the package had until November 2026
-HEADER_SPACE = 4096  # with the 8 bytes before it: the first tensor begins on a page
 CHUNK = 256  # images in memory at a time
 Encode = Callable[[bytes | np.ndarray], bytes]
-DTYPES: dict[str, np.dtype[Any]] = {"U8": np.dtype("<u1"), "I64": np.dtype("<i8")}
 
 
 @dataclass(frozen=True)
@@ -84,15 +83,15 @@ def pack(
     try:
         with replacing(path) as temporary, open(temporary, "wb") as file:
             file.write(bytes(HEADER_SPACE))
-            encode = partial(packable, size=size, quality=quality)
             before = 0
             for split, images in images_by_split.items():
+                encode = partial(packable, size=size, quality=quality, max_pixels=images.max_pixels)
                 for done in _write_images(file, images, before, contents, broken, encode):
                     if progress:
                         progress(before + done, total)
                 before += len(images)
-                contents.splits[split] = len(contents.names)
-            if not contents.names:
+                contents.splits[split] = len(contents.labels)
+            if not contents.labels:
                 raise broken.error()
             _write_rest(file, contents, classes)
     except OSError as problem:
@@ -101,56 +100,16 @@ def pack(
     return Packed(path, counts, path.stat().st_size, broken.reasons())
 
 
-def is_pack(path: str | os.PathLike[str]) -> bool:
-    """By content: the name may be any."""
-    try:
-        return _read_header(Path(path))["__metadata__"]["format"] in FORMATS
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def open_pack(path: str | os.PathLike[str]) -> dict[str, Images]:
-    """The splits of a pack. Nothing is read but the header; everything else is mapped."""
-    path = Path(path)
-    if not is_pack(path):
-        raise UsageError(f"{path} is no pack, or an incomplete one. `unitsphere pack` writes packs.")
-    header = _read_header(path)
-    whole = np.memmap(path, np.uint8, mode="r")
-
-    def tensor(key: str) -> np.ndarray:
-        begin, end = (HEADER_SPACE + place for place in header[key]["data_offsets"])
-        return whole[begin:end].view(DTYPES[header[key]["dtype"]]).view(np.ndarray)
-
-    encoded, offsets, labels = tensor("encoded"), tensor("offsets"), tensor("labels")
-    names = StoredNames(tensor("names"), tensor("name_offsets"))
-    classes = json.loads(tensor("classes").tobytes())
-
-    def split(begin: int, end: int) -> Images:
-        def read(index: int) -> bytes:
-            # The copy is numpy's, which lets other threads run while the disk answers.
-            return encoded[offsets[begin + index] : offsets[begin + index + 1]].copy().tobytes()
-
-        labelled = bool((labels[begin:end] >= 0).any())
-        return Images(
-            name=os.fspath(path),
-            names=StoredNames(names.text, names.offsets[begin : end + 1]),
-            labels=np.array(labels[begin:end]) if labelled else None,
-            classes=tuple(classes) if labelled and classes is not None else None,
-            read=read,
-        )
-
-    ranges = json.loads(header["__metadata__"]["splits"])
-    return {name: split(*ranges[name]) for name in ranges}
-
-
 @dataclass
 class _Contents:
-    """What the header and the small tensors say about the images written so far."""
+    """What the header and the small tensors say about the images written so far: 24 bytes and the name for each."""
 
-    ends: list[int] = field(default_factory=lambda: [0])
-    names: list[str] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
+    ends: array[int] = field(default_factory=lambda: array("q", [0]))
+    names: bytearray = field(default_factory=bytearray)
+    name_ends: array[int] = field(default_factory=lambda: array("q", [0]))
+    labels: array[int] = field(default_factory=lambda: array("q"))
     splits: dict[str, int] = field(default_factory=dict)  # where each ends
+    hashes: BlockHashes = field(default_factory=BlockHashes)
 
     def ranges(self) -> dict[str, tuple[int, int]]:
         return dict(zip(self.splits, pairwise([0, *self.splits.values()]), strict=True))
@@ -175,27 +134,33 @@ def _write_images(
                     broken.note(before + index, images.names[index], item)
                     continue
                 file.write(item)
+                contents.hashes.add(item)
                 contents.ends.append(contents.ends[-1] + len(item))
-                contents.names.append(images.names[index])
+                contents.names += images.names[index].encode(errors="surrogateescape")
+                contents.name_ends.append(len(contents.names))
                 contents.labels.append(-1 if images.labels is None else int(images.labels[index]))
             yield chunk.stop
 
 
 def _write_rest(file: BinaryIO, contents: _Contents, classes: tuple[str, ...] | None) -> None:
     """The small tensors after the images, then the header before them."""
-    gap = -contents.ends[-1] % 8  # what follows are 8-byte numbers
-    file.write(bytes(gap))
-    texts = [name.encode(errors="surrogateescape") for name in contents.names]
+    gap = bytes(-contents.ends[-1] % 8)  # what follows are 8-byte numbers
+    file.write(gap)
+    contents.hashes.add(gap)
+    numbers = DTYPES["I64"]
     tensors = {
-        "offsets": np.array(contents.ends, DTYPES["I64"]),
-        "labels": np.array(contents.labels, DTYPES["I64"]),
-        "name_offsets": np.cumsum([0, *map(len, texts)], dtype=DTYPES["I64"]),
-        "names": np.frombuffer(b"".join(texts), DTYPES["U8"]),
+        "offsets": np.asarray(contents.ends, numbers),
+        "labels": np.asarray(contents.labels, numbers),
+        "name_offsets": np.asarray(contents.name_ends, numbers),
+        "names": np.frombuffer(contents.names, DTYPES["U8"]),
+        "blocks": np.frombuffer(contents.hashes.finish(), DTYPES["U8"]),
         "classes": np.frombuffer(json.dumps(classes).encode(), DTYPES["U8"]),
     }
-    place = contents.ends[-1] + gap
+    splits = json.dumps(contents.ranges())
+    hashes = {"splits": digest(splits.encode())} | {key: digest(tensor) for key, tensor in tensors.items()}
+    place = contents.ends[-1] + len(gap)
     header: dict[str, Any] = {
-        "__metadata__": {"format": FORMAT, "splits": json.dumps(contents.ranges())},
+        "__metadata__": {"format": FORMAT, "splits": splits, "hashes": json.dumps(hashes)},
         "encoded": {"dtype": "U8", "shape": [place], "data_offsets": [0, place]},
     }
     for key, tensor in tensors.items():
@@ -205,7 +170,7 @@ def _write_rest(file: BinaryIO, contents: _Contents, classes: tuple[str, ...] | 
             "shape": list(tensor.shape),
             "data_offsets": [place, place + tensor.nbytes],
         }
-        file.write(tensor.tobytes())
+        file.write(tensor.data)
         place += tensor.nbytes
     text = json.dumps(header).encode()
     length = HEADER_SPACE - 8
@@ -213,18 +178,6 @@ def _write_rest(file: BinaryIO, contents: _Contents, classes: tuple[str, ...] | 
         raise UsageError("The names of the splits are too long for a pack.")
     file.seek(0)
     file.write(length.to_bytes(8, "little") + text.ljust(length))
-
-
-def _read_header(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length != HEADER_SPACE - 8:
-            raise ValueError("not a pack")
-        header = json.loads(file.read(length))
-    end = HEADER_SPACE + header["classes"]["data_offsets"][1]
-    if path.stat().st_size != end:
-        raise ValueError("cut off")
-    return header
 
 
 def _common_classes(images_by_split: Mapping[str, Images]) -> tuple[str, ...] | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+from collections import OrderedDict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ import numpy as np
 
 from unitsphere.common.errors import UsageError
 from unitsphere.common.extras import require
+from unitsphere.data.files import open_regular
 from unitsphere.data.images import Images, Splits
+from unitsphere.data.labels import class_labels
 from unitsphere.data.names import Names
 from unitsphere.data.shards import find_shards, split_shards
 from unitsphere.images.decode import BrokenImage
@@ -24,6 +28,8 @@ from unitsphere.images.decode import BrokenImage
 SUFFIX = ".parquet"
 IMAGE_COLUMNS, LABEL_COLUMNS = ("image", "img"), ("label", "labels", "fine_label")
 KEPT = 128 * 2**20  # bytes of row groups that a process keeps
+READERS = 4  # open files that a thread keeps
+_opened = threading.local()
 
 
 def parquet_splits(path: str, name: str) -> Splits:
@@ -36,23 +42,46 @@ def parquet_splits(path: str, name: str) -> Splits:
 
 
 def _open(root: Path, name: str, splits: dict[str, list[Path]], split: str) -> Images:
-    files = splits[split]
-    tables = [_Table(file) for file in files]
+    tables, reasons = _tables(splits[split])
     image, label = _columns(tables[0])
     for table in tables:
         for column in (image, label):
             if column is not None and column not in table.schema.names:
                 raise UsageError(f"{table.path} has no column {column!r}, which {tables[0].path} has.")
     rows = RowGroups(tables, image)
-    shown = [os.path.relpath(file, root) for file in files]
+    shown = [os.path.relpath(table.path, os.path.abspath(root)) for table in tables]
+    broken = list(reasons)
 
     def name_of(index: int) -> str:
+        if index >= len(rows):
+            return os.path.relpath(broken[index - len(rows)], root)
         number, row = rows.locate(index)
         return f"{shown[number]}/{row}"
 
+    def read(index: int) -> bytes:
+        if index >= len(rows):
+            raise BrokenImage(reasons[broken[index - len(rows)]])
+        return rows.read(index)
+
     others = [file for other in splits if other != split for file in splits[other]]
     labels, classes = (None, None) if label is None else _labels(tables, label, others)
-    return Images(name, Names(len(rows), name_of), labels, classes, rows.read)
+    if labels is not None:
+        labels = np.append(labels, np.full(len(broken), -1))
+    return Images(name, Names(len(rows) + len(broken), name_of), labels, classes, read)
+
+
+def _tables(files: list[Path]) -> tuple[list[_Table], dict[Path, str]]:
+    """The files' footers, and why others have none: each of these counts as one broken image. Raises UsageError where
+    no file has one."""
+    tables, reasons = [], {}
+    for file in files:
+        try:
+            tables.append(_Table(file))
+        except UsageError as problem:
+            reasons[file] = str(problem)
+    if not tables:
+        raise UsageError(reasons[files[0]])
+    return tables, reasons
 
 
 class _Table:
@@ -62,16 +91,27 @@ class _Table:
         arrow, parquet = _pyarrow()
         self.path = os.path.abspath(path)
         try:
+            open_regular(path).close()
             self.metadata = parquet.read_metadata(path)
             self.schema = self.metadata.schema.to_arrow_schema()
-        except (arrow.ArrowInvalid, OSError) as problem:
+        except (arrow.ArrowException, OSError, ValueError) as problem:
             raise UsageError(f"{path} is no Parquet file, or a cut-off one: {problem}.") from problem
 
     def read(self, group: int, columns: list[str]) -> Any:
-        # A file opened for one read has no state that threads or forked processes could share.
+        return self._reader().read_row_group(group, columns=columns, use_threads=False)
+
+    def _reader(self) -> Any:
+        """The open file, of this thread in this process alone: it has state that others could disturb. Each thread
+        keeps the last few, since opening one takes longer than reading a row."""
         _, parquet = _pyarrow()
-        with parquet.ParquetFile(self.path, metadata=self.metadata, memory_map=True) as file:
-            return file.read_row_group(group, columns=columns, use_threads=False)
+        if getattr(_opened, "process", None) != os.getpid():
+            _opened.process, _opened.files = os.getpid(), OrderedDict()
+        kept: OrderedDict[_Table, Any] = _opened.files
+        file = kept.pop(self, None) or parquet.ParquetFile(self.path, metadata=self.metadata, memory_map=True)
+        kept[self] = file
+        if len(kept) > READERS:
+            kept.popitem(last=False)[1].close()
+        return file
 
 
 class RowGroups:
@@ -98,9 +138,13 @@ class RowGroups:
         return table, index - int(self.firsts[table])
 
     def read(self, index: int) -> bytes:
+        arrow, _ = _pyarrow()
         group = int(np.searchsorted(self.ends, index, "right"))
         start = int(self.ends[group - 1]) if group else 0
-        data = self._group(group)[index - start].as_py()
+        try:
+            data = self._group(group)[index - start].as_py()
+        except (arrow.ArrowException, OSError, IndexError) as problem:
+            raise BrokenImage(f"row group {group} of the tables cannot be read: {problem}") from problem
         if data is None:
             raise BrokenImage("the table holds a path and no image")
         return data
@@ -158,12 +202,24 @@ def _labels(tables: list[_Table], column: str, others: list[Path]) -> tuple[np.n
         return np.array([label_of.get(word, -1) for word in words], np.int64), classes
     if not arrow.types.is_integer(kind):
         raise UsageError(f"{tables[0].path}: the column {column!r} is {kind}; labels are whole numbers or text.")
-    labels = np.concatenate([part.cast("int64").fill_null(-1).to_numpy() for part in parts])
-    if not (labels >= 0).any():
-        return None, None
-    names = _features(tables[0]).get(column, {}).get("names") or []
-    count = int(labels.max()) + 1
-    return labels, tuple(names) if len(names) >= count else tuple(map(str, range(count)))
+    names = _features(tables[0]).get(column, {}).get("names")
+
+    def every_split() -> list[np.ndarray]:
+        elsewhere = [table for table in map(_Table, others) if column in table.schema.names]
+        return [_numbers(tables, column), _numbers(elsewhere, column)]
+
+    return class_labels(_numbers(tables, column), every_split, names if isinstance(names, list) else ())
+
+
+def _numbers(tables: list[_Table], column: str) -> np.ndarray:
+    """(N,) int64, -1 where the table has none."""
+    arrow, _ = _pyarrow()
+    tables = [table for table in tables if arrow.types.is_integer(table.schema.field(column).type)]
+    try:
+        parts = [part.cast("int64").fill_null(-1).to_numpy() for part in _column(tables, column)]
+    except arrow.ArrowInvalid as problem:
+        raise UsageError(f"{tables[0].path}: the column {column!r} holds numbers above 2^63 - 1: {problem}.") from None
+    return np.concatenate([np.zeros(0, np.int64), *parts])
 
 
 def _column(tables: list[_Table], name: str) -> list[Any]:
@@ -178,7 +234,11 @@ def _is_text(kind: Any) -> bool:
 def _features(table: _Table) -> dict[str, dict[str, Any]]:
     """What Hugging Face's library wrote about the columns, if it did."""
     text = (table.schema.metadata or {}).get(b"huggingface")
-    features = json.loads(text).get("info", {}).get("features", {}) if text else {}
+    try:
+        features = json.loads(text)["info"]["features"] if text else {}
+        features = features if isinstance(features, dict) else {}
+    except (ValueError, KeyError, TypeError, RecursionError):  # the columns are looked for by their usual names
+        features = {}
     return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
 
 

@@ -11,6 +11,8 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 
 from unitsphere.common.errors import UsageError
 from unitsphere.data.images import Images
+from unitsphere.data.labels import class_labels
+from unitsphere.data.names import Names
 from unitsphere.images.decode import BrokenImage, decode, picture_array, plain_mode
 
 
@@ -48,12 +50,15 @@ def from_dataset(dataset: Dataset[Any]) -> Images:
             f"The first item of {name} cannot be used: {problem}. Items must be an image or (image, label), the "
             "image a PIL image, an (H, W, C) array or a (C, H, W) tensor, uint8 or float in [0, 1]."
         ) from problem
-    labels = _labels(dataset, first)
+    labels, classes = _labels(dataset, first), None
+    if labels is not None:
+        numbers = labels
+        labels, classes = class_labels(numbers, lambda: [numbers], _class_names(dataset))
     return Images(
         name=name,
-        names=[f"{index}" for index in range(count)],
+        names=Names(count, str),
         labels=labels,
-        classes=None if labels is None else _classes(dataset, labels),
+        classes=classes,
         read=lambda index: as_array(_image_of(_item(dataset, index))),
     )
 
@@ -78,7 +83,7 @@ def as_array(image: object) -> np.ndarray:
 
 
 def _unlabelled(name: str, count: int, read: Any) -> Images:
-    return Images(name, [f"{index}" for index in range(count)], None, None, read)
+    return Images(name, Names(count, str), None, None, read)
 
 
 def _image_of(item: Any) -> Any:
@@ -122,11 +127,8 @@ def _is_label(label: object) -> bool:
     return isinstance(label, int | np.integer)
 
 
-def _classes(dataset: Any, labels: np.ndarray) -> tuple[str, ...]:
+def _class_names(dataset: Any) -> tuple[str, ...]:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     named = getattr(dataset, "classes", None)
-    count = int(labels.max()) + 1
-    if isinstance(named, list | tuple) and len(named) >= count:
-        return tuple(str(name) for name in named)
-    return tuple(str(label) for label in range(count))
+    return tuple(map(str, named)) if isinstance(named, list | tuple) else ()

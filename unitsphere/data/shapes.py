@@ -22,9 +22,11 @@ from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator
 from unitsphere.data.forms import FORMS, Distance, turned
 from unitsphere.data.images import Images, Splits
+from unitsphere.data.names import Names
 
 CLASSES = tuple(FORMS)
 DEFAULT_COUNT, DEFAULT_SIZE = 5000, 32
+MOST, LARGEST = 100_000_000, 4096
 
 # Lengths are in halves of the picture, lightness and colour in [0, 1].
 SCALE = (0.4, 0.55)
@@ -43,12 +45,14 @@ HUES = np.float32(2 * np.pi / 3) * np.arange(3, dtype=np.float32)[:, None, None]
 
 def shapes_splits(argument: str | None = None, seed: int = 0) -> Splits:
     """argument: "COUNT" or "COUNTxSIZE", COUNT the number of training images."""
-    match = re.fullmatch(r"(\d+)(?:x(\d+))?", argument or f"{DEFAULT_COUNT}x{DEFAULT_SIZE}")
+    match = re.fullmatch(r"(\d{1,18})(?:x(\d{1,18}))?", argument or f"{DEFAULT_COUNT}x{DEFAULT_SIZE}")
     if not match:
         raise UsageError(f"shapes={argument}: give shapes, shapes=COUNT or shapes=COUNTxSIZE, as in shapes=5000x32.")
     count, size = int(match[1]), int(match[2] or DEFAULT_SIZE)
     if count < 2 or size < 8:
         raise UsageError(f"shapes={argument}: at least 2 images of at least 8 pixels are needed.")
+    if count > MOST or size > LARGEST:
+        raise UsageError(f"shapes={argument}: up to {MOST:,} images of up to {LARGEST:,} pixels a side can be drawn.")
     return {
         "train": partial(shapes, count, size, split="train", seed=seed),
         "val": partial(shapes, max(500, count // 5), size, split="val", seed=seed),
@@ -59,7 +63,7 @@ def shapes(count: int, size: int = DEFAULT_SIZE, *, split: str = "train", seed: 
     """`count` images of size x size, as many of each class; drawn when read."""
     return Images(
         name="shapes",
-        names=[f"{split}/{index}" for index in range(count)],
+        names=Names(count, lambda index: f"{split}/{index}"),
         labels=np.arange(count, dtype=np.int64) % len(CLASSES),
         classes=CLASSES,
         read=lambda index: draw(index % len(CLASSES), size, generator(seed, f"shapes/{split}", index)),

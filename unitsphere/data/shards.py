@@ -9,6 +9,7 @@ from pathlib import Path
 from unitsphere.common.errors import UsageError
 from unitsphere.data.walk import walk
 
+MANY = 100_000  # files that a pattern may stand for
 RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 TRAIN, VAL = ("train", "training"), ("val", "valid", "validation", "test")
 
@@ -16,10 +17,10 @@ TRAIN, VAL = ("train", "training"), ("val", "valid", "validation", "test")
 def find_shards(path: Path, suffix: str) -> list[Path]:
     """The files of a folder and of those below it that end in `suffix`, of a pattern like part-{000..012}.tar, or the
     one file; sorted. None where a folder has none."""
-    if path.is_dir():
+    if os.path.isdir(path):
         return sorted(path / file for file in walk(os.fspath(path), lambda name: name.endswith(suffix)))
     files = [Path(file) for file in expand(os.fspath(path))]
-    missing = [file for file in files if not file.is_file()]
+    missing = [file for file in files if not os.path.exists(file)]
     if missing:
         others = f" (and {len(missing) - 1} more of {path})" if missing[1:] else ""
         raise UsageError(f"There is no file {missing[0]}{others}.")
@@ -32,10 +33,15 @@ def expand(pattern: str) -> list[str]:
     if match is None:
         return [pattern]
     first, last = match.groups()
+    if len(last) > 18 or int(last) - int(first) >= MANY:
+        raise UsageError(f"{pattern}: {match[0]} stands for more than {MANY:,} files. Give their folder.")
     if int(first) > int(last):
         raise UsageError(f"{pattern}: {match[0]} counts down. Write {{{last}..{first}}}.")
-    numbers = (f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1))
-    return [name for number in numbers for name in expand(pattern[: match.start()] + number + pattern[match.end() :])]
+    rest = expand(pattern[match.end() :])
+    if (int(last) - int(first) + 1) * len(rest) > MANY:
+        raise UsageError(f"{pattern} stands for more than {MANY:,} files. Give their folder.")
+    numbers = [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
+    return [pattern[: match.start()] + number + end for number in numbers for end in rest]
 
 
 def split_shards(files: list[Path], root: Path) -> dict[str, list[Path]]:

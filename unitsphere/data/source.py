@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from unitsphere.data.folder import folder_splits, is_image
 from unitsphere.data.images import Images, Splits
 from unitsphere.data.lists import LIST_SUFFIXES, read_list
 from unitsphere.data.named import NAMED, named_splits
-from unitsphere.data.pack import is_pack, open_pack
+from unitsphere.data.packfile import is_pack, open_pack
 from unitsphere.data.parquet import SUFFIX as PARQUET
 from unitsphere.data.parquet import parquet_splits
 from unitsphere.data.python_data import from_array, from_dataset, from_tensor
@@ -27,7 +28,7 @@ from unitsphere.data.subsets import hold_out, keep_classes, keep_fraction
 from unitsphere.data.tars import SUFFIX as TAR
 from unitsphere.data.tars import tar_splits
 from unitsphere.data.walk import holds
-from unitsphere.images.decode import suffixes
+from unitsphere.images.decode import MAX_PIXELS, suffixes
 
 __all__ = ["Images", "open_images", "open_parts", "open_splits"]
 
@@ -43,6 +44,7 @@ def open_images(
     seed: int = 0,
     classes: Sequence[str] | None = None,
     fraction: float = 1.0,
+    max_pixels: int = MAX_PIXELS,
 ) -> Images:
     """Open the images of `split`, "train" or "val".
 
@@ -50,8 +52,11 @@ def open_images(
     (N, C, H, W) tensor, a torch Dataset, or Images.
     holdout: the share that becomes "val" where the data has no split of its own.
     classes: only these, relabelled in this order. fraction: a share of the split, stratified by class.
+    max_pixels: an encoded image that would be decoded to more pixels counts as broken.
     """
-    (images,) = open_parts(data, (split,), holdout=holdout, seed=seed, classes=classes, fraction=fraction)
+    (images,) = open_parts(
+        data, (split,), holdout=holdout, seed=seed, classes=classes, fraction=fraction, max_pixels=max_pixels
+    )
     return images
 
 
@@ -63,6 +68,7 @@ def open_parts(
     seed: int = 0,
     classes: Sequence[str] | None = None,
     fraction: float = 1.0,
+    max_pixels: int = MAX_PIXELS,
 ) -> list[Images]:
     """Open several splits of the same data at once; otherwise as `open_images`."""
     for part in parts:
@@ -91,7 +97,8 @@ def open_parts(
             refuse_few(images)
         if classes is not None:
             images = keep_classes(images, classes)
-        opened.append(images if fraction == 1 else keep_fraction(images, fraction, seed))
+        images = images if fraction == 1 else keep_fraction(images, fraction, seed)
+        opened.append(replace(images, max_pixels=max_pixels))
     return opened
 
 
@@ -133,14 +140,14 @@ def _splits_of_text(text: str) -> Splits:
         if equals and not argument:
             raise UsageError(f"Nothing follows the = in {text!r}.")
         return named_splits(name, argument or None)
-    if not Path(text).exists() and (names_code(name) or name in installed_names(SOURCES)):
+    if not os.path.exists(text) and (names_code(name) or name in installed_names(SOURCES)):
         return _splits_of_outside(name, argument or None)
     path = Path(os.path.expanduser(text))
     if shards := _shard_splits(path, text):
         return shards
-    if path.is_dir():
+    if os.path.isdir(path):
         return folder_splits(path, text)
-    if not path.exists():
+    if not os.path.exists(path):  # also a name that no file could have
         raise UsageError(
             f"There is no data {text!r}: neither a file or folder, nor a name.{nearest(name, NAMED)} "
             "A folder of images, a list file, a pack, Parquet or tar files, NAME or NAME=PATH can be given."
@@ -176,10 +183,10 @@ def _whole(data: Data) -> Images:
 def _shard_splits(path: Path, text: str) -> Splits | None:
     """Of Parquet or tar files: of one, of a pattern for several, or of a folder that has such files and no images."""
     kinds = {PARQUET: parquet_splits, TAR: tar_splits}
-    if not path.is_dir():
+    if not os.path.isdir(path):
         splits = kinds.get(path.suffix.lower())
         is_pattern = expand(os.fspath(path)) != [os.fspath(path)]
-        return splits(os.fspath(path), text) if splits and (path.exists() or is_pattern) else None
+        return splits(os.fspath(path), text) if splits and (os.path.exists(path) or is_pattern) else None
     if holds(path, is_image, deep=True):
         return None
     return next((kinds[suffix](os.fspath(path), text) for suffix in kinds if find_shards(path, suffix)), None)

@@ -61,11 +61,11 @@ def keep_fraction(images: Images, fraction: float, seed: int) -> Images:
         return images
     labels = np.zeros(len(images), np.int64) if images.labels is None or images.multi_label else images.labels
     order = order_by_name(images, "fraction", seed)
-    kept = []
-    for label in np.unique(labels):
-        members = order[labels[order] == label]
-        kept.append(members[: max(1, round(fraction * len(members)))])
-    return images.subset(np.sort(np.concatenate(kept)))
+    grouped = order[np.argsort(labels[order], kind="stable")]  # class by class, each in the order that was drawn
+    _, firsts, counts = np.unique(labels[grouped], return_index=True, return_counts=True)
+    shares = np.maximum(1, np.rint(fraction * counts)).astype(np.int64)
+    rank = np.arange(len(grouped)) - np.repeat(firsts, counts)
+    return images.subset(np.sort(grouped[rank < np.repeat(shares, counts)]))
 
 
 def order_by_name(images: Images, purpose: str, seed: int) -> np.ndarray:

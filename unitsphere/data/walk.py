@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
+from unitsphere.common.errors import UsageError
+
 #: The real folders in which the links stand that were followed on the way.
 Trail = tuple[str, ...]
 
@@ -50,8 +52,11 @@ def sub_folders(folder: str | os.PathLike[str]) -> list[str]:
 
 def entries(folder: str | os.PathLike[str]) -> Iterator[os.DirEntry[str]]:
     """scandir knows folders from files without a stat of each."""
-    with os.scandir(folder) as found:
-        yield from (entry for entry in found if not entry.name.startswith("."))
+    try:
+        with os.scandir(folder) as found:
+            yield from [entry for entry in found if not entry.name.startswith(".")]
+    except OSError as problem:
+        raise UsageError(f"The folder {folder} cannot be listed: {problem.strerror}.") from problem
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:

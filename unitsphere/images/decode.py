@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
+from numpy.lib import format as npy
 from PIL import Image, UnidentifiedImageError
 
 from unitsphere.common.errors import UnitsphereError
@@ -20,6 +21,7 @@ JPEG_MAGIC = b"\xff\xd8\xff"
 APP1 = 0xE1
 FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # the markers of a JPEG's frame, of any kind
 ORIENTATION = 0x0112
+MAX_PIXELS = 100_000_000  # of one image as it is decoded: 300 MB in colour
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -54,21 +56,29 @@ def suffixes() -> frozenset[str]:
     return frozenset(pictures | {".npy"})
 
 
-def decode(item: bytes | np.ndarray, *, channels: int = 3, depth: int = 8, reduce_to: int | None = None) -> np.ndarray:
+def decode(
+    item: bytes | np.ndarray,
+    *,
+    channels: int = 3,
+    depth: int = 8,
+    reduce_to: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+) -> np.ndarray:
     """The image as (H, W, channels) uint8, or uint16 for depth 16. Raises BrokenImage.
 
     item: a file's bytes (any format Pillow reads, or .npy), or an (H, W) or (H, W, C) array of uint8, uint16,
     bool or float in [0, 1].
     channels: 1, 3 and 4 are converted into each other; any other number must be what the image has.
     reduce_to: a large image is decoded at a whole fraction of its size whose shorter side is at least this.
+    max_pixels: an encoded image that would take more pixels in memory is broken, before it takes them.
     """
     if isinstance(item, np.ndarray):
         array = item
     elif item.startswith(NPY_MAGIC):
-        array = load_npy(item)
+        array = load_npy(item, max_pixels)
     else:
-        plain = plain_jpeg(item, reduce_to)
-        array = picture_array(open_picture(item, reduce_to)) if plain is None else plain
+        plain = plain_jpeg(item, reduce_to, max_pixels)
+        array = picture_array(open_picture(item, reduce_to, max_pixels)) if plain is None else plain
     if array.ndim == 2:
         array = array[:, :, None]
     if array.ndim != 3 or 0 in array.shape:
@@ -77,7 +87,7 @@ def decode(item: bytes | np.ndarray, *, channels: int = 3, depth: int = 8, reduc
     return np.ascontiguousarray(_reduced(array, reduce_to))
 
 
-def plain_jpeg(data: bytes, reduce_to: int | None = None) -> np.ndarray | None:
+def plain_jpeg(data: bytes, reduce_to: int | None = None, max_pixels: int = MAX_PIXELS) -> np.ndarray | None:
     """(H, W, 1 or 3) of a JPEG in grey or colour that is decoded at its full size and stays as it lies: the same pixels
     as Pillow's, and quicker (docs/speed.md). None for all else, and for what cannot be decoded: Pillow says why.
     """
@@ -86,7 +96,7 @@ def plain_jpeg(data: bytes, reduce_to: int | None = None) -> np.ndarray | None:
         return None
     height, width, components = jpeg_frame(data)
     small = reduce_to is None or min(height, width) < 2 * reduce_to
-    if components not in (1, 3) or not small or height * width > (Image.MAX_IMAGE_PIXELS or math.inf):
+    if components not in (1, 3) or not small or height * width > max_pixels:
         return None
     try:
         return decoder(data)
@@ -125,23 +135,28 @@ def jpeg_frame(data: bytes) -> tuple[int, int, int]:
     return 0, 0, 0
 
 
-def open_picture(data: bytes, reduce_to: int | None = None) -> Image.Image:
+def open_picture(data: bytes, reduce_to: int | None = None, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decoded by Pillow, turned upright, in one of the modes L, RGB, RGBA, I;16, I or F. Raises BrokenImage."""
     if not data:
         raise BrokenImage("empty file")
+    if max_pixels > MAX_PIXELS and max_pixels > (Image.MAX_IMAGE_PIXELS or math.inf):
+        Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow has a limit of its own, and the user has asked for more
     try:
         picture: Image.Image = Image.open(io.BytesIO(data), formats=formats())
+        whole = picture.size
         if reduce_to:
             picture.draft(None, (reduce_to, reduce_to))  # JPEG decodes at 1/2, 1/4, 1/8
+        # A progressive JPEG has the coefficients of all of its pixels in memory, whatever the scale.
+        refuse_large(whole if picture.info.get("progressive") else picture.size, max_pixels)
         picture.load()
         turn = UPRIGHT.get(_orientation(picture))
         picture = plain_mode(picture)
-    except MemoryError:
+    except BrokenImage:
         raise
     except UnidentifiedImageError:
         raise BrokenImage("not in a format that Pillow reads") from None
     except Exception as problem:  # on garbage, Pillow's plugins raise whatever they stumble over
-        raise BrokenImage(f"{type(problem).__name__}: {problem}") from problem
+        raise BrokenImage(f"{type(problem).__name__}: {problem}".removesuffix(": ")) from problem
     factor = min(picture.size) // reduce_to if reduce_to else 1
     if factor > 1:
         picture = (picture.convert("I") if picture.mode.startswith("I;16") else picture).reduce(factor)
@@ -170,6 +185,13 @@ def plain_mode(picture: Image.Image) -> Image.Image:
     return picture.convert("RGBA" if mode in {"P", "PA", "LA", "La", "RGBa"} else "RGB")
 
 
+def refuse_large(size: Sequence[int], max_pixels: int) -> None:
+    """Raise BrokenImage where width times height is above the limit."""
+    if math.prod(size) > max_pixels:
+        shown = " x ".join(f"{side:,}" for side in size)
+        raise BrokenImage(f"{shown} pixels to decode; up to {max_pixels:,} are (--max-pixels, max_pixels)")
+
+
 def _orientation(picture: Image.Image) -> int:
     try:
         return picture.getexif().get(ORIENTATION, 1)
@@ -177,11 +199,21 @@ def _orientation(picture: Image.Image) -> int:
         return 1
 
 
-def load_npy(data: bytes) -> np.ndarray:
-    """The array of a .npy file; objects are refused, for reading them could run code. Raises BrokenImage."""
+def load_npy(data: bytes, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """The array of a .npy file; objects are refused, for reading them could run code. Raises BrokenImage.
+
+    The header is looked at first: numpy would allocate whatever it promises.
+    """
+    file = io.BytesIO(data)
     try:
+        version = npy.read_magic(file)
+        shape, _, dtype = npy.read_array_header_1_0(file) if version == (1, 0) else npy.read_array_header_2_0(file)
+        promised, there = math.prod(shape) * dtype.itemsize, len(data) - file.tell()
+        if promised > there:
+            raise BrokenImage(f"its header promises {promised:,} bytes, and {there:,} follow")
+        refuse_large(shape[1::-1] if len(shape) > 1 else shape, max_pixels)
         return np.load(io.BytesIO(data), allow_pickle=False)
-    except MemoryError:
+    except BrokenImage:
         raise
     except Exception as problem:  # on garbage, numpy's reader raises whatever it stumbles over
         raise BrokenImage(f"not a usable .npy file: {problem}") from problem

@@ -7,21 +7,31 @@ import io
 import numpy as np
 from PIL import Image
 
-from unitsphere.images.decode import JPEG_MAGIC, NPY_MAGIC, decode, load_npy, open_picture, picture_array
+from unitsphere.images.decode import (
+    JPEG_MAGIC,
+    MAX_PIXELS,
+    NPY_MAGIC,
+    decode,
+    load_npy,
+    open_picture,
+    picture_array,
+)
 
 
-def packable(item: bytes | np.ndarray, size: int | None = None, quality: int = 90) -> bytes:
+def packable(
+    item: bytes | np.ndarray, size: int | None = None, quality: int = 90, max_pixels: int = MAX_PIXELS
+) -> bytes:
     """The image as it was if its bytes can stay, else encoded anew. Raises BrokenImage.
 
-    size: a longer shorter side is shrunk to this.
+    size: a longer shorter side is shrunk to this. max_pixels: as `decode` takes it.
     """
     if isinstance(item, np.ndarray):
         array = item
     elif item.startswith(NPY_MAGIC):
-        array = load_npy(item)
+        array = load_npy(item, max_pixels)
     else:
         # Decoded at twice the size at least, so that the shrinking still has something to average.
-        array = picture_array(open_picture(item, 2 * size if size else None))
+        array = picture_array(open_picture(item, 2 * size if size else None, max_pixels))
     decode(array, channels=array.shape[2] if array.ndim == 3 else 1)  # says what is wrong with it, if anything
     shrunk = size is not None and min(array.shape[:2]) > size
     if isinstance(item, bytes) and not shrunk:

@@ -245,7 +245,14 @@ def labelled(images: Images) -> Images:
 
 def open_split(config: Config, source: Any, split: str) -> Images:
     """The images of a split. Which these are does not follow the run's seed: runs with other seeds compare."""
-    return open_images(source, split, holdout=config.holdout, classes=config.classes, fraction=config.fraction)
+    return open_images(
+        source,
+        split,
+        holdout=config.holdout,
+        classes=config.classes,
+        fraction=config.fraction,
+        max_pixels=config.max_pixels,
+    )
 
 
 def median_side(images: Images, config: Config, sample: int = 64) -> int:
