@@ -87,7 +87,7 @@ def _write_parquet(file: IO[bytes], names: Sequence[str], arrays: dict[str, np.n
 
     features = arrays["features"]
     rows = pa.FixedSizeListArray.from_arrays(pa.array(features.reshape(-1)), features.shape[1])
-    columns = {"name": pa.array([printable(name) for name in names]), "features": rows}
+    columns = {"name": pa.array([name.encode(errors="backslashreplace").decode() for name in names]), "features": rows}
     if "labels" in arrays:
         several = arrays["labels"].ndim == 2  # then a list for each image: 1 where a class applies
         columns["label"] = pa.array(list(arrays["labels"])) if several else pa.array(arrays["labels"])
