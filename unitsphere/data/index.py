@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from unitsphere.common.files import replacing
-from unitsphere.data.names import StoredNames
+from unitsphere.data.names import StoredNames, joined
 
 FORMAT = "unitsphere-index-1"
 MANY = 20_000  # fewer images are listed before anyone notices
@@ -61,6 +61,29 @@ def remembered(root: str, about: dict[str, Any], make: Callable[[], Listing]) ->
         with suppress(OSError):  # a cache that cannot be written only costs time
             _save(listing, path, key)
     return listing
+
+
+def remembered_array(what: str, names: Sequence[str], make: Callable[[], np.ndarray]) -> np.ndarray:
+    """What make() gives, (N,) int64, or gave for the same names: those of many images are kept."""
+    if len(names) < MANY:
+        return make()
+    found = hashlib.blake2b(what.encode(), digest_size=16)
+    for part in joined(names):
+        found.update(part)
+    path = index_folder() / f"{found.hexdigest()}.array.safetensors"
+    try:
+        with safe_open(path, "np") as file:
+            array = file.get_tensor("array")
+            if (file.metadata() or {}).get("digest") == _digest({"array": array}, what):
+                return array
+    except DAMAGED:
+        pass
+    array = make()
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            save_file({"array": array}, temporary, {"digest": _digest({"array": array}, what)})
+    return array
 
 
 def cache_folder() -> Path:

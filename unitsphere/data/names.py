@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+TOGETHER = 4096  # names that are copied at once
+
 
 class Names(Sequence[str]):
     """Names that are made when asked for: `name_of` gives the name of image i."""
@@ -54,6 +56,41 @@ class StoredNames(Names):
         return self.text[self.offsets[index] : self.offsets[index + 1]].tobytes().decode(errors="surrogateescape")
 
 
-def picked(names: Sequence[str], indices: np.ndarray) -> Names:
+class PickedNames(Names):
     """names[indices[0]], names[indices[1]], ...; indices (n,) int64."""
-    return Names(len(indices), lambda n: names[indices[n]])
+
+    def __init__(self, names: Sequence[str], indices: np.ndarray) -> None:
+        super().__init__(len(indices), lambda n: names[indices[n]])
+        self.names, self.indices = names, indices
+
+
+def picked(names: Sequence[str], indices: np.ndarray) -> Names:
+    """Some of the names, and of picked ones some of the original."""
+    if isinstance(names, PickedNames):
+        return PickedNames(names.names, names.indices[indices])
+    return PickedNames(names, indices)
+
+
+def joined(names: Sequence[str]) -> Iterator[bytes]:
+    """The bytes of all names with a line break between two, a part at a time. Stored names are copied without making
+    a string of each."""
+    for start in range(0, len(names), TOGETHER):
+        stop = min(start + TOGETHER, len(names))
+        if isinstance(names, StoredNames):
+            part = _copied(names, np.arange(start, stop))
+        elif isinstance(names, PickedNames) and isinstance(names.names, StoredNames):
+            part = _copied(names.names, names.indices[start:stop])
+        else:
+            part = "".join(f"{name}\n" for name in names[start:stop]).encode(errors="surrogateescape")
+        yield part if stop < len(names) else part[:-1]
+
+
+def _copied(names: StoredNames, indices: np.ndarray) -> bytes:
+    """The names of these indices, a line break behind each."""
+    begins = names.offsets[indices]
+    lengths = names.offsets[indices + 1] - begins + 1
+    ends = np.cumsum(lengths)
+    text = np.append(names.text[begins.min() : names.offsets[indices + 1].max()], np.uint8(0))
+    part = text[np.arange(ends[-1]) + np.repeat(begins - begins.min() - (ends - lengths), lengths)]
+    part[ends - 1] = ord("\n")
+    return part.tobytes()

@@ -11,6 +11,7 @@ import numpy as np
 
 from unitsphere.data.images import Images, evenly
 from unitsphere.data.loader import Loader
+from unitsphere.data.names import joined
 from unitsphere.images.decode import BrokenImage
 
 IRRELEVANT = {"workers", "processes"}  # to what is decoded
@@ -37,7 +38,7 @@ def loader(images: Images, *, progress: Any = None, **settings: Any) -> Loader:
     if _kept is None:
         return Loader(images, progress=progress, **settings)
     how = {name: str(value) for name, value in settings.items() if name not in IRRELEVANT and value is not None}
-    key = (fingerprint(images), *sorted(how.items()))
+    key = (fingerprint(images), images.max_pixels, *sorted(how.items()))
     if key not in _kept:
         made = Loader(images, progress=progress, **settings)
         if not made.resident:
@@ -49,7 +50,8 @@ def loader(images: Images, *, progress: Any = None, **settings: Any) -> Loader:
 def fingerprint(images: Images) -> str:
     """Of the names, the labels, and the contents of a few."""
     found = hashlib.blake2b(images.name.encode(errors="surrogateescape"), digest_size=16)
-    found.update("\n".join(images.names).encode(errors="surrogateescape"))
+    for part in joined(images.names):
+        found.update(part)
     if images.labels is not None:
         found.update(np.ascontiguousarray(images.labels).tobytes())
     for index in evenly(len(images), PROBES).tolist():

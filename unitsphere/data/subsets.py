@@ -10,6 +10,7 @@ import numpy as np
 from unitsphere.common.errors import UsageError, nearest
 from unitsphere.common.randomness import stream
 from unitsphere.data.images import Images
+from unitsphere.data.index import remembered_array
 
 
 def hold_out(images: Images, split: str, share: float, seed: int) -> Images:
@@ -69,6 +70,11 @@ def keep_fraction(images: Images, fraction: float, seed: int) -> Images:
 
 
 def order_by_name(images: Images, purpose: str, seed: int) -> np.ndarray:
-    """Indices (N,) in an order drawn by the seed, in which a name has a rank of its own, whatever the other names."""
-    ranks = np.fromiter((stream(seed, f"{purpose}/{name}") for name in images.names), np.int64, len(images))
-    return np.argsort(ranks, kind="stable")
+    """Indices (N,) in an order drawn by the seed, in which a name has a rank of its own, whatever the other names.
+    That of many names is remembered."""
+
+    def make() -> np.ndarray:
+        ranks = np.fromiter((stream(seed, f"{purpose}/{name}") for name in images.names), np.int64, len(images))
+        return np.argsort(ranks, kind="stable")
+
+    return remembered_array(f"{purpose}/{seed}", images.names, make)

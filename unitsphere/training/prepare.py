@@ -21,6 +21,7 @@ from unitsphere.config.layers import Layer, merge
 from unitsphere.config.sizing import Facts
 from unitsphere.data.images import Images, evenly, refuse_multi_label
 from unitsphere.data.loader import Loader, channel_statistics
+from unitsphere.data.names import joined
 from unitsphere.data.sharing import loader as loader_of
 from unitsphere.data.source import open_images, refuse_unnamed_source
 from unitsphere.features.extract import extract
@@ -102,7 +103,9 @@ class Prepared:
 
     def fingerprint(self) -> dict[str, Any]:
         """What tells these images from others: their number and a hash of their names in order."""
-        names = hashlib.blake2b("\n".join(self.images.names).encode(errors="surrogateescape"), digest_size=16)
+        names = hashlib.blake2b(digest_size=16)
+        for part in joined(self.images.names):
+            names.update(part)
         return {"images": len(self.images), "names": names.hexdigest()}
 
     def settle_statistics(self, loader: Loader) -> None:
