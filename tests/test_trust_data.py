@@ -369,3 +369,24 @@ def test_names_from_data_are_escaped_wherever_they_are_printed(tmp_path, capsys)
         told = capsys.readouterr()
         shown = told.out + told.err
         assert r"\x1b[2J" in shown and not {"\x07", "\x9b", "\u202e"} & set(shown) and "\x1b[2J" not in shown
+
+
+def test_max_pixels_reaches_evaluation(tmp_path, capsys):
+    for label in "ab":
+        write_images(tmp_path / "photos" / label, 20)
+    Image.new("RGB", (60, 60)).save(tmp_path / "photos" / "a" / "large.png")
+    words = [
+        "pixels",
+        "--data",
+        str(tmp_path / "photos"),
+        "--image-size",
+        "8",
+        "--device",
+        "cpu",
+        "--max-pixels",
+        "3000",
+    ]
+    assert main(["evaluate", *words, "--protocol", "knn", "--k", "5"]) == 0
+    assert "60 x 60" in capsys.readouterr().err
+    assert main(["embed", *words, "--out", str(tmp_path / "features.npz")]) == 0
+    assert "60 x 60" in capsys.readouterr().err

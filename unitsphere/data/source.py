@@ -127,7 +127,7 @@ def open_splits(data: Data) -> Splits:
 
 def refuse_unnamed_source(data: Any, named_now: Any) -> None:
     """Refuse data that is code of a module, unless the user names it in this call."""
-    if isinstance(data, str) and names_code(data.partition("=")[0]) and data != named_now and not Path(data).exists():
+    if isinstance(data, str) and names_code(data.partition("=")[0]) and data != named_now and not os.path.exists(data):
         raise UsageError(
             f"data: {data} is code of a module, and a file names it. Nothing is imported unless you name it yourself: "
             f"--data {data} (data={data!r} in Python)."

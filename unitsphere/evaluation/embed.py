@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from unitsphere.evaluation.evaluate import MEMORY_ADVICE, check_classes, data_na
 from unitsphere.evaluation.options import Options
 from unitsphere.evaluation.settings import checked
 from unitsphere.features.inputs import usable_rows
+from unitsphere.images.decode import MAX_PIXELS
 from unitsphere.runs.loading import Spec, load
 
 __all__ = ["Embedded", "embed"]
@@ -53,6 +54,7 @@ def embed(
     holdout: float | None = None,
     classes: Sequence[str] | None = None,
     max_broken: float | None = None,
+    max_pixels: int = MAX_PIXELS,
     verbose: bool = True,
     **architecture: Any,
 ) -> Embedded:
@@ -61,8 +63,8 @@ def embed(
     Images that cannot be read are left out and named.
 
     out: also as a .npz or .parquet file. neighbours: a contact sheet of images and their nearest, as a picture
-    file. duplicates: also pairs with at least this cosine. features, batch_size, device, holdout, classes, max_broken:
-    see `Options`. verbose: show progress on a screen. architecture: for what is no run.
+    file. duplicates: also pairs with at least this cosine. features, batch_size, device, holdout, classes, max_broken,
+    max_pixels: see `Options`. verbose: show progress on a screen. architecture: for what is no run.
     """
     if out is not None:
         check_path(out)
@@ -74,7 +76,7 @@ def embed(
         Options,
         {
             "features": features, "batch_size": batch_size, "device": device, "holdout": holdout, "classes": classes,
-            "max_broken": max_broken,
+            "max_broken": max_broken, "max_pixels": max_pixels,
         },
     )  # fmt: skip
     loaded = load(what, features=features, **architecture)
@@ -83,6 +85,7 @@ def embed(
         images = whole(data) if options.classes is None else keep_classes(whole(data), options.classes)
     else:
         images = open_images(data, split, holdout=trained.holdout, classes=trained.classes)
+    images = replace(images, max_pixels=max_pixels)
     with bars(verbose) as progress, memory_errors(MEMORY_ADVICE):
         place = pick_device(device)
         precision = pick_precision("auto", place)

@@ -18,6 +18,7 @@ from unitsphere.evaluation.backbone import JudgedBackbone, LabelledImages, Split
 from unitsphere.evaluation.options import Architecture, Options
 from unitsphere.evaluation.protocols import PROTOCOLS, Protocol, find_protocol
 from unitsphere.evaluation.settings import Settings, checked
+from unitsphere.images.decode import MAX_PIXELS
 from unitsphere.runs.loading import Spec, load
 
 __all__ = ["evaluate"]
@@ -36,6 +37,7 @@ def evaluate(
     holdout: float | None = None,
     classes: Sequence[str] | None = None,
     max_broken: float | None = None,
+    max_pixels: int = MAX_PIXELS,
     seed: int = 0,
     verbose: bool = True,
     **settings: Any,
@@ -45,8 +47,8 @@ def evaluate(
     what: a run, a checkpoint, a file of weights, `random`, `pixels`, `torchvision:NAME`, or a module.
     protocol: `knn`, `linear`, `transfer`, `semi`, `finetune`, `svm`; one from outside as `package.module:Name`.
     data: labelled images, as `pretrain` takes them; their `val` split is judged.
-    features, batch_size, device, holdout, classes, max_broken: see `Options`. The last three are the run's own unless
-    given, the classes on the run's own data alone.
+    features, batch_size, device, holdout, classes, max_broken, max_pixels: see `Options`. holdout, classes and
+    max_broken are the run's own unless given, the classes on the run's own data alone.
     seed: of classifiers, held-out tenths, folds and fractions. verbose: show progress on a screen.
     settings: those of the protocol (`unitsphere evaluate --help` lists them), and for what is no run `backbone`,
     `stem`, `image_size`, `channels`.
@@ -61,7 +63,7 @@ def evaluate(
         Options,
         {
             "features": features, "batch_size": batch_size, "device": device, "holdout": holdout, "classes": classes,
-            "max_broken": max_broken,
+            "max_broken": max_broken, "max_pixels": max_pixels,
         },
     )  # fmt: skip
     given = {name: value for name, value in settings.items() if value is not None}
@@ -78,7 +80,8 @@ def evaluate(
         place = pick_device(device)
         precision = pick_precision("auto", place)
         backbone = JudgedBackbone(loaded, place, precision, batch_size, progress, trained.max_broken)
-        images = LabelledImages(*open_parts(data, holdout=trained.holdout, classes=trained.classes))
+        parts = open_parts(data, holdout=trained.holdout, classes=trained.classes, max_pixels=max_pixels)
+        images = LabelledImages(*parts)
         check_classes(images.train, images.test)
         judgement = chosen.run(backbone, images, asked)
 

@@ -31,6 +31,9 @@ class Options(BaseModel):
     max_broken: float | None = Field(
         None, ge=0, le=1, description="share of unreadable images that may be skipped (default: the run's)"
     )
+    max_pixels: int = Field(
+        100_000_000, ge=1, description="pixels that an image may be decoded to; one with more counts as unreadable"
+    )
 
 
 class Architecture(BaseModel):
