@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.common.errors import UsageError
+from unitsphere.data.files import read_regular
 
+LARGEST = 2**24  # bytes of a file of settings
 Patch = dict[str, Any]
 
 
@@ -27,10 +29,10 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read settings from a TOML or JSON file."""
     path = Path(path)
     try:
-        text = path.read_text()
+        text = read_regular(path, LARGEST).decode()
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
-        raise UsageError(f"config: {path} cannot be read: {error.strerror}.") from error
+        raise UsageError(f"config: {path} cannot be read: {error.strerror or error}.") from error
     except (ValueError, RecursionError) as error:  # both decoders raise subclasses of ValueError
         raise UsageError(f"config: {path} is not valid {path.suffix.lstrip('.') or 'toml'}: {error}") from error
     if not isinstance(values, dict):

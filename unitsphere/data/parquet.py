@@ -223,7 +223,14 @@ def _numbers(tables: list[_Table], column: str) -> np.ndarray:
 
 
 def _column(tables: list[_Table], name: str) -> list[Any]:
-    return [table.read(g, [name]).column(0) for table in tables for g in range(table.metadata.num_row_groups)]
+    arrow, _ = _pyarrow()
+    parts = []
+    for table in tables:
+        try:
+            parts += [table.read(group, [name]).column(0) for group in range(table.metadata.num_row_groups)]
+        except (arrow.ArrowException, OSError) as problem:
+            raise UsageError(f"{table.path}: the column {name!r} cannot be read: {problem}.") from problem
+    return parts
 
 
 def _is_text(kind: Any) -> bool:
