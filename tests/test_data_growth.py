@@ -6,7 +6,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from unitsphere.data import index, lists, subsets
+from unitsphere.data import index, lists, subsets, walk
+from unitsphere.data.folder import list_images
 from unitsphere.data.images import Images
 from unitsphere.data.index import index_folder
 from unitsphere.data.names import StoredNames, joined, picked
@@ -139,3 +140,54 @@ def test_a_parquet_file_is_opened_once_a_thread(tmp_path, monkeypatch):
     for n in range(len(images)):
         images.read(n)
     assert len(os.listdir("/proc/self/fd")) - before <= reading.READERS
+
+
+def test_one_touched_folder_is_listed_again_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "MANY", 5)
+    root = tmp_path / "photos"
+    folders = ["a", "a/b", "a-b", "ab", "ü", "a/b/c", "z"]
+    for folder in folders:
+        (root / folder).mkdir(parents=True)
+        for name in ("1.png", "2.png", "0"):
+            (root / folder / name).touch()
+
+    def settle() -> None:
+        for folder in ["", *folders]:
+            os.utime(root / folder, (1e9, 1e9))
+
+    settle()
+    listed = []
+    scandir = os.scandir
+
+    def noted(path: str | os.PathLike[str]):
+        listed.append(os.path.relpath(path, root))
+        return scandir(path)
+
+    monkeypatch.setattr(walk.os, "scandir", noted)
+
+    def names() -> list[str]:
+        listed.clear()
+        return list(list_images(root).names)
+
+    first = names()
+    assert sorted(listed) == sorted([".", *folders]) and len(first) == 2 * len(folders)
+    assert names() == first and not listed
+    (root / "a" / "b" / "3.png").touch()
+    (root / "a" / "b" / "1.png").unlink()
+    expected = sorted({*first, "a/b/3.png"} - {"a/b/1.png"})
+    assert names() == expected
+    assert "a/b" in listed
+    assert not {"a/b/c", "z", "ab", "a-b", "ü"} & set(listed)
+    settle()
+    os.utime(root / "a" / "b", (1.1e9, 1.1e9))
+    for name in ("0", "1.png", "2.png"):
+        (root / "ab" / name).unlink()
+    (root / "ab").rmdir()
+    os.utime(root, (1.1e9, 1.1e9))
+    assert names() == [name for name in expected if not name.startswith("ab/")]
+    assert not {"a/b/c", "z", "a-b", "ü"} & set(listed)
+    again = list_images(root)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    fresh = list_images(root)
+    assert again.names == fresh.names and again.facts == fresh.facts and list(again.facts) == list(fresh.facts)
+    assert again.watched == fresh.watched and again.stamps.tolist() == fresh.stamps.tolist()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -66,10 +67,11 @@ def scan_classes(root: Path, name: str, classes: Sequence[str]) -> Images:
 
 def list_images(root: Path, only: Sequence[str] | None = None) -> Listing:
     """The images below `root` (or below these of its sub-folders), sorted. facts: first-level folder -> how many are
-    in it, in the order of the listing; "" for those in `root` itself."""
+    in it, in the order of the listing; "" for those in `root` itself. Of a listing that is remembered, only the
+    folders that have changed are listed anew."""
     folder = os.path.abspath(root)
 
-    def make() -> Listing:
+    def make(before: Listing | None, same: list[bool]) -> Listing:
         watched: list[str] = []
         stamps = array("q")
         counts: Counter[str] = Counter()
@@ -78,10 +80,22 @@ def list_images(root: Path, only: Sequence[str] | None = None) -> Listing:
             watched.append(relative)
             stamps.append(os.stat(path).st_mtime_ns)
 
+        def known(relative: str) -> list[str] | None:
+            """The earlier paths below a folder, if nothing has changed in it or below it."""
+            below = range(0) if before is None else _places_below(before.watched, relative)
+            if before is None or not below or before.watched[below.start] != relative:
+                return None
+            if not all(same[below.start : below.stop]):
+                return None
+            watched.extend(before.watched[below.start : below.stop])
+            stamps.extend(before.stamps[below.start : below.stop].tolist())
+            images = _places_below(before.names, relative)
+            return before.names[images.start : images.stop]
+
         def found() -> Iterator[str]:
             tops = [""] if only is None else sorted(top + os.sep for top in only)
             for top in tops:
-                for name in walk(os.path.join(folder, top), is_image, watch, top):
+                for name in walk(os.path.join(folder, top), is_image, watch, top, (), known):
                     counts[name.split(os.sep, 1)[0] if os.sep in name else ""] += 1
                     yield name
 
@@ -91,6 +105,11 @@ def list_images(root: Path, only: Sequence[str] | None = None) -> Listing:
 
     # Another Pillow may read other formats.
     return remembered(folder, {"only": only and sorted(only), "suffixes": sorted(suffixes())}, make)
+
+
+def _places_below(paths: Sequence[str], relative: str) -> range:
+    """Where the paths that begin with this folder stand among sorted ones."""
+    return range(bisect_left(paths, relative), bisect_left(paths, f"{relative}\U0010ffff"))
 
 
 def is_image(name: str) -> bool:

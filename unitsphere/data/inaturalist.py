@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from unitsphere.common.errors import UsageError
+from unitsphere.data.files import read_regular
 from unitsphere.data.images import Images, Splits, images_in_files
 from unitsphere.data.lists import require, require_files
 from unitsphere.data.names import StoredNames
 
+LARGEST = 2**32  # bytes of a file of annotations
 LAYOUT = (
     "The layout is PATH/train_val2018/SUPERCATEGORY/CLASS/*.jpg, PATH/train2018.json and PATH/val2018.json; names of "
     "the classes from PATH/categories.json where there is one."
@@ -35,7 +37,7 @@ def _read(root: Path, file: str) -> Images:
         class_of = {entry["image_id"]: entry["category_id"] for entry in annotations["annotations"]}
         names = StoredNames.of(image["file_name"] for image in annotations["images"])
         labels = [label_of[class_of[image["id"]]] for image in annotations["images"]]
-    except (KeyError, TypeError) as problem:
+    except (KeyError, TypeError, AttributeError) as problem:
         raise UsageError(
             f"{source} is no annotation file of iNaturalist 2018, with images, annotations and categories: "
             f"{type(problem).__name__} {problem}."
@@ -46,6 +48,6 @@ def _read(root: Path, file: str) -> Images:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
-    except ValueError as problem:
+        return json.loads(read_regular(path, LARGEST))
+    except (OSError, ValueError, RecursionError) as problem:
         raise UsageError(f"{path} is not JSON: {problem}. It may be cut off; unpack it again.") from problem

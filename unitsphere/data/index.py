@@ -46,17 +46,19 @@ class Listing:
     listed: int
 
 
-def remembered(root: str, about: dict[str, Any], make: Callable[[], Listing]) -> Listing:
-    """What make() gives, or gave when it was last asked for and nothing has changed since.
+def remembered(root: str, about: dict[str, Any], make: Callable[[Listing | None, list[bool]], Listing]) -> Listing:
+    """What `make` gives, or gave when it was last asked for and nothing has changed since.
 
-    root: the absolute folder. about: everything else on which the listing depends, as JSON holds it.
+    root: the absolute folder. about: everything else on which the listing depends, as JSON holds it. make: is given an
+    earlier listing, or None, and whether each of the folders or files that it rests on is as it was.
     """
     key = json.dumps({"root": root, **about}, sort_keys=True)
     path = index_folder() / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.safetensors"
     listing = _load(path, key)
-    if listing is not None and _holds(listing, root):
+    same = _unchanged(listing, root) if listing is not None else []
+    if listing is not None and all(same):
         return listing
-    listing = make()
+    listing = make(listing, same)
     if len(listing.names) >= MANY:
         with suppress(OSError):  # a cache that cannot be written only costs time
             _save(listing, path, key)
@@ -109,15 +111,16 @@ def indexes_of(root: Path) -> dict[Path, int]:
     return found
 
 
-def _holds(listing: Listing, root: str) -> bool:
+def _unchanged(listing: Listing, root: str) -> list[bool]:
+    """Whether each folder or file that is watched has not been modified since."""
+    same = []
     for name, stamp in zip(listing.watched, listing.stamps.tolist(), strict=True):
         try:
             now = os.stat(os.path.join(root, name)).st_mtime_ns
         except OSError:
-            return False
-        if now != stamp or abs(listing.listed - stamp) < SETTLED:
-            return False
-    return True
+            now = None
+        same.append(now == stamp and abs(listing.listed - stamp) >= SETTLED)
+    return same
 
 
 def _save(listing: Listing, path: Path, key: str) -> None:

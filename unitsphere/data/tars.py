@@ -72,7 +72,7 @@ def _open(root: Path, name: str, split: str, splits: dict[str, list[Path]], list
     return Images(name, listing.names, labels, classes, read)
 
 
-def _list(folder: str, files: list[str]) -> Listing:
+def _list(folder: str, files: list[str], before: Listing | None, same: list[bool]) -> Listing:
     """A shard that cannot be read, or not to its end, is one broken image more: of size -1, with its reason."""
     columns = {"shard": array("i"), "start": array("q"), "size": array("q"), "label": array("q")}
     stamps = array("q")

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from unitsphere.common.errors import UsageError
+from unitsphere.data.files import read_regular
 from unitsphere.data.images import Images, Splits, images_in_files
 from unitsphere.data.lists import numbered_lines, read_text, require, require_files
 
@@ -20,6 +21,7 @@ CLASSES = tuple(
     """.split()
 )
 SPLITS = ("trainval", "train", "val", "test")
+LARGEST = 2**24  # bytes of one image's annotations
 VOC2007 = {"train": "trainval", "val": "test"}
 LAYOUT = (
     "The layout is PATH/VOCdevkit/VOC2007/JPEGImages/*.jpg and PATH/VOCdevkit/VOC2007/ImageSets/Main/CLASS_SPLIT.txt, "
@@ -108,7 +110,7 @@ def _read_annotations(folder: Path, part: str, data: str) -> dict[str, dict[str,
 
 def _read_objects(file: Path, source: Path) -> dict[str, int]:
     try:
-        root = ElementTree.fromstring(file.read_bytes())
+        root = ElementTree.fromstring(read_regular(file, LARGEST))
     except FileNotFoundError:
         raise UsageError(f"{source} lists {file.stem}, but there is no {file}. {OWN_LAYOUT}") from None
     except (OSError, ElementTree.ParseError) as problem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from unitsphere.common.errors import UsageError
 
@@ -17,9 +17,14 @@ def walk(
     watch: Callable[[str, str], None] = lambda path, relative: None,
     prefix: str = "",
     trail: Trail = (),
+    known: Callable[[str], Iterable[str] | None] = lambda relative: None,
 ) -> Iterator[str]:
     """The paths of all files whose names are wanted, relative to the first folder (with `prefix` before them) and
-    sorted, one folder in memory at a time. watch: told of each folder, its path and its relative one."""
+    sorted, one folder in memory at a time. watch: told of each folder, its path and its relative one. known: gives
+    the paths below a relative folder where these need not be looked for."""
+    if (names := known(prefix)) is not None:
+        yield from names
+        return
     watch(folder, prefix)
     found: list[tuple[str, os.DirEntry[str] | None]] = []
     for entry in entries(folder):
@@ -31,7 +36,7 @@ def walk(
         if below is None:
             yield prefix + name
         elif (further := follow(below, trail)) is not None:
-            yield from walk(below.path, wanted, watch, prefix + name, further)
+            yield from walk(below.path, wanted, watch, prefix + name, further, known)
 
 
 def holds(folder: str | os.PathLike[str], wanted: Callable[[str], bool], *, deep: bool, trail: Trail = ()) -> bool:
