@@ -18,6 +18,7 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=10**12)]  # more would overflow where sizes are multiplied
+Rate = Annotated[float, Field(gt=0, le=1e32)]  # float32 must hold it, also times the batch
 
 
 def split_commas(value: Any) -> Any:
@@ -120,12 +121,12 @@ class OptimisationFields(Section):
     """Optimisation"""
 
     epochs: Count = Field(200, description="passes over the data")
-    batch_size: int = Field(256, ge=2, description="images a step, over all ranks")
+    batch_size: int = Field(256, ge=2, le=2**24, description="images a step, over all ranks")
     accumulate: Count = Field(
         1, description="parts in which a step is computed, to hold less at once; refused where the result would differ"
     )
-    lr: Positive | None = Field(None, description="learning rate, absolute")
-    base_lr: Positive | None = Field(0.03, description="learning rate per 256 images a step; unused where lr is given")
+    lr: Rate | None = Field(None, description="learning rate, absolute")
+    base_lr: Rate | None = Field(0.03, description="learning rate per 256 images a step; unused where lr is given")
     optimizer: Literal["sgd", "adamw", "lars"] = Field("sgd", description="optimiser")
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="of sgd and lars; the first beta of adamw")
     nesterov: bool = Field(False, description="Nesterov momentum for sgd")
