@@ -244,7 +244,17 @@ def test_a_large_jpeg_is_decoded_at_a_reduced_scale_unless_it_is_progressive():
 def test_max_pixels_reaches_pack_and_training(tmp_path, capsys):
     write_images(tmp_path / "photos", 20)
     Image.new("RGB", (60, 60)).save(tmp_path / "photos" / "large.png")
-    words = ["pack", str(tmp_path / "photos"), str(tmp_path / "p"), "--max-pixels", "3000", "--max-broken", "0.1"]
+    words = [
+        "pack",
+        "--data",
+        str(tmp_path / "photos"),
+        "--out",
+        str(tmp_path / "p"),
+        "--max-pixels",
+        "3000",
+        "--max-broken",
+        "0.1",
+    ]
     assert main(words) == 0
     told = capsys.readouterr()
     assert "large.png" in told.err and "20 images" in told.out
@@ -330,7 +340,7 @@ def test_a_damaged_index_is_made_again(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_numbers_that_nobody_has_memory_for_are_refused(data, capsys):
     with little_memory(2**28):
-        assert main(["data", "preview", data, "--out", "none.png"]) == 2
+        assert main(["data", "preview", "--data", data, "--out", "none.png"]) == 2
     told = capsys.readouterr().err
     assert told.startswith("unitsphere: ") and "(--debug shows where)" not in told
 
@@ -339,7 +349,7 @@ def test_numbers_that_nobody_has_memory_for_are_refused(data, capsys):
 def test_a_share_that_is_none_is_refused(share, labelled, tmp_path, capsys):
     with pytest.raises(UsageError, match=r"max_broken: given .* from 0 to 1"):
         BrokenImages("x", 10, share)
-    assert main(["pack", str(labelled), str(tmp_path / "p"), f"--max-broken={share}"]) == 2
+    assert main(["pack", "--data", str(labelled), "--out", str(tmp_path / "p"), f"--max-broken={share}"]) == 2
     assert "max_broken" in capsys.readouterr().err and not (tmp_path / "p").exists()
 
 
@@ -360,10 +370,10 @@ def test_names_from_data_are_escaped_wherever_they_are_printed(tmp_path, capsys)
     assert all(line.isprintable() for line in lines)
     photos, out = str(tmp_path / "photos"), str(tmp_path / "p")
     for words, status in (
-        (["pack", photos, out, "--max-broken", "0.2"], 0),
-        (["pack", photos, out, "--max-broken", "0"], 1),
-        (["data", "preview", photos, "--out", str(tmp_path / "sheet.png"), "--images", "21"], 0),
-        (["data", "preview", str(tmp_path / NASTY), "--out", str(tmp_path / "sheet.png")], 2),
+        (["pack", "--data", photos, "--out", out, "--max-broken", "0.2"], 0),
+        (["pack", "--data", photos, "--out", out, "--max-broken", "0"], 1),
+        (["data", "preview", "--data", photos, "--out", str(tmp_path / "sheet.png"), "--images", "21"], 0),
+        (["data", "preview", "--data", str(tmp_path / NASTY), "--out", str(tmp_path / "sheet.png")], 2),
     ):
         assert main(words) == status
         told = capsys.readouterr()

@@ -139,7 +139,20 @@ def mutated_json(text: str, chance: random.Random) -> str:
 
 
 def _preview(data: str) -> list[str]:
-    return ["data", "preview", data, "--out", "sheet.png", "--images", "4", "--count", "1", "--image-size", "16"]
+    return [
+        "data",
+        "preview",
+        "--data",
+        data,
+        "--out",
+        "sheet.png",
+        "--images",
+        "4",
+        "--count",
+        "1",
+        "--image-size",
+        "16",
+    ]
 
 
 def image_input(bases: Bases, folder: Path, chance: random.Random) -> list[str]:
@@ -157,7 +170,7 @@ def image_input(bases: Bases, folder: Path, chance: random.Random) -> list[str]:
     elif odd < 0.15:
         with open(folder / "set" / "sparse.png", "wb") as file:
             file.truncate(60 * 2**30)
-    return chance.choice((_preview("set"), ["pack", "set", "out.pack", "--max-broken", "0.9"]))
+    return chance.choice((_preview("set"), ["pack", "--data", "set", "--out", "out.pack", "--max-broken", "0.9"]))
 
 
 def pack_input(bases: Bases, folder: Path, chance: random.Random) -> list[str]:
@@ -168,7 +181,9 @@ def pack_input(bases: Bases, folder: Path, chance: random.Random) -> list[str]:
     else:
         content = mutated(content, chance)
     (folder / "bad.pack").write_bytes(content)
-    return chance.choice((_preview("bad.pack"), ["pack", "--check", "bad.pack"], ["pack", "bad.pack", "out.pack"]))
+    return chance.choice(
+        (_preview("bad.pack"), ["pack", "--check", "bad.pack"], ["pack", "--data", "bad.pack", "--out", "out.pack"])
+    )
 
 
 def shard_input(bases: Bases, folder: Path, chance: random.Random) -> list[str]:
