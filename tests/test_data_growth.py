@@ -160,7 +160,8 @@ def test_one_touched_folder_is_listed_again_alone(tmp_path, monkeypatch):
     scandir = os.scandir
 
     def noted(path: str | os.PathLike[str]):
-        listed.append(os.path.relpath(path, root))
+        if os.path.commonpath([path, root]) == str(root):
+            listed.append(os.path.relpath(path, root))
         return scandir(path)
 
     monkeypatch.setattr(walk.os, "scandir", noted)
