@@ -130,7 +130,7 @@ def test_what_made_a_cell_is_kept_and_told_when_it_was_not_the_same(tmp_path):
 def test_a_cell_was_made_by_the_commit_that_the_study_began_with(tmp_path, monkeypatch):
     """A checkout may move on while a study runs for hours: the code in memory does not."""
     commits = iter(["the first", "a later one", "another"])
-    monkeypatch.setattr("unitsphere.runs.run.commit", lambda: next(commits))
+    monkeypatch.setattr("unitsphere.runs.account.commit", lambda: next(commits))
     made = {cell["made_by"]["0"]["commit"] for cell in run_study(sums(), tmp_path)["cells"]}
     assert made == {"the first"}
 
