@@ -37,6 +37,9 @@ SMALL = {
 }
 QUEUE = {"queue_size": 64, "bn_groups": 2}
 MIX = {"hardest": 16, "pairs": 8, "with_query": 4, "mixing_warmup": 1}
+# Defaults of these three changed in November 2026; both commits are given the same settings.
+SIMCLR = {"zero_init_residual": False, "head": "mlp-bn"}
+BYOL = {"hidden": 32, "dim": 16, "zero_init_residual": False}
 CASES = {
     "moco-v1": QUEUE,
     "moco-v2": QUEUE,
@@ -46,13 +49,13 @@ CASES = {
     "moco-v2 bn_groups 1": {"queue_size": 64, "bn_groups": 1},
     "moco-v2 cosine momentum": {**QUEUE, "momentum_schedule": "cosine"},
     "moco-v2 forces": {**QUEUE, "singular_weight": 0.004, "brownian_weight": 0.5, "uniformity_weight": 0.1},
-    "simclr": {},
-    "simclr both kinds": {"both_views": False, "alpha": 64},
+    "simclr": SIMCLR,
+    "simclr both kinds": {**SIMCLR, "both_views": False, "alpha": 64},
     "eqco": {"negatives": 16, "alpha": 256, "bn_groups": 2},
     "simo": {},
     "jcl": QUEUE,
     "jcl chunks": {**QUEUE, "key_chunks": 2, "normalise_mean": True},
-    "jcl-vanilla": QUEUE,
+    "jcl-vanilla": {**QUEUE, "keys": 5},
     "jcl repeated": {**QUEUE, "positives": "repeated"},
     "mochi": {**QUEUE, **MIX},
     "mochi variants": {
@@ -64,10 +67,10 @@ CASES = {
         "mix_temperature": 0.1,
     },
     "jcl+mochi+eqco": {**MIX, "negatives": 48, "alpha": 256, "bn_groups": 2},
-    "byol": {"hidden": 32, "dim": 16},
-    "byol layer": {"hidden": 32, "dim": 16, "norm": "layer"},
-    "msbreg": {"hidden": 32, "dim": 16},
-    "msbreg split joint": {"hidden": 32, "dim": 16, "centroid": "split", "joint_statistics": True},
+    "byol": BYOL,
+    "byol layer": {**BYOL, "norm": "layer"},
+    "msbreg": BYOL,
+    "msbreg split joint": {**BYOL, "centroid": "split", "joint_statistics": True},
     "supervised": {},
 }
 

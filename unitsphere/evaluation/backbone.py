@@ -135,7 +135,7 @@ class JudgedBackbone:
             device=self.device,
             precision=self.precision,
             dtype=dtype,
-            progress=self.progress(title, len(split.images.names)),
+            progress=self.progress(title, split.loader.count),
         )
 
     def frozen_features(

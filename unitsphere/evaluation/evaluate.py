@@ -121,7 +121,7 @@ def images_of(train: Split, test: Split, judged: Images) -> dict[str, Any]:
     """Say how many images taught and were judged, which of them could not be read, and, of one label an image, how many
     classes the judged ones have and the percentage of the largest: an answer that always names it is right as often."""
     untaught, unjudged = train.loader.broken, test.loader.broken
-    taught, left = len(train.images.names) - len(untaught), len(test.images.names) - len(unjudged)
+    taught, left = train.loader.count - len(untaught), test.loader.count - len(unjudged)
     about: dict[str, Any] = {"images": {"train": taught, "test": left}}
     if judged.labels is not None and judged.labels.ndim == 1:
         readable = np.array([name not in unjudged for name in judged.names])

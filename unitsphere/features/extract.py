@@ -48,7 +48,7 @@ def extract(
     are kept; bfloat16 holds what a backbone gives under "bf16" in half the memory. progress is called with the images
     begun.
     """
-    wanted = torch.arange(len(loader.images.names)) if indices is None else indices.cpu()
+    wanted = torch.arange(loader.count) if indices is None else indices.cpu()
     parts = wanted.split(batch_size or images_at_once(preprocess, torch.device(device)))
     features = torch.empty(0, 0)
     missing = torch.zeros(len(wanted), dtype=torch.bool)
