@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 import unitsphere
 from unitsphere.analysis import hardness
 from unitsphere.analysis.request import AnalysisRequest
+from unitsphere.cli import main
 from unitsphere.common.errors import UsageError
 from unitsphere.common.randomness import generator
 from unitsphere.config.layers import Layer
@@ -201,3 +202,10 @@ def test_broken_images_among_the_held_out_do_not_spoil_the_summary(tmp_path):
         (folder / name).write_bytes(b"broken")
     given = CONTRASTIVE | {"batch_size": 8, "queue_size": 8, "max_broken": 0.5, "epochs": 1}
     assert unitsphere.pretrain("moco-v2", data=folder, out=tmp_path / "run", **given).checkpoints()
+
+
+def test_a_dry_run_of_a_network_larger_than_memory_says_what_to_lower(tmp_path, capsys):
+    words = ["pretrain", "moco-v2", "--data", "shapes=64x16", "--out", str(tmp_path / "run"), "--device", "cpu"]
+    assert main([*words, "--batch-size", "8", "--dim", "1000000000000", "--dry-run"]) == 1
+    told = capsys.readouterr().err
+    assert "out of memory" in told and "--queue-size" in told and "--debug" not in told

@@ -205,9 +205,10 @@ def untrained(prepared: Prepared) -> nn.Module | None:
 def check(prepared: Prepared) -> None:
     """Refuse what `train` would refuse before it reads the images."""
     refuse_absent_views(prepared, None)
-    build(prepared)
-    if prepared.config.knn_every:
-        OnlineKNN(prepared)
+    with memory_errors(prepared):
+        build(prepared)
+        if prepared.config.knn_every:
+            OnlineKNN(prepared)
 
 
 def refuse_absent_views(prepared: Prepared, views: CustomView | None) -> None:
