@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from unitsphere.common.devices import one_thread
 from unitsphere.views.policies import Policy
 
 __all__ = ["Table", "draw"]
@@ -54,6 +55,7 @@ class Table:
         return replace(self, **rows)
 
 
+@one_thread()  # small tables: more threads gain nothing, and take cores from those that decode
 def draw(policy: Policy, n: int, generator: torch.Generator) -> Table:
     """Draw the parameters of one view of each of n images. generator: on the CPU."""
     uniform = torch.rand(n, 2 * TRIES + 16, generator=generator, dtype=torch.float64)
