@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterator
-from statistics import median
 from typing import Any
 
 import pytest
@@ -313,11 +312,10 @@ def test_a_network_with_kernels_is_as_near_to_float64_as_the_plain_one(
             own.compile(dynamic=False)
         found[kernels] = trained(own, images)
     exact = trained(copy.deepcopy(network).double(), images.double())
-    assert off(found["all"]["features"], exact["features"].double()) < 1e-5
-    # Smaller gradients cancelled: they are noise in all forms. One value that passes a ReLU is 1e-3 of some gradient.
-    large = [key for key, true in exact.items() if true.double().norm() > 1e-3 * true.numel() ** 0.5]
-    ours, plain = ([off(found[form][key], exact[key].double()) for key in large] for form in ("all", "off"))
-    assert median(ours) < 4 * median(plain) + 2e-3
+    for key, true in exact.items():
+        if true.double().norm() > 1e-3 * true.numel() ** 0.5:  # smaller gradients cancelled: noise in both
+            plain, ours = (off(found[kernels][key], true.double()) for kernels in ("off", "all"))
+            assert ours < 3 * plain + 1e-5, key
 
 
 @pytest.mark.gpu
